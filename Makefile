@@ -1,0 +1,35 @@
+# Everything starts here: `make demo` and `make test` make their own environment when there is none.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.PHONY: demo test lint slow gpu clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt uv
+	UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/tiergnn demo
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+slow: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m "slow"
+
+# Runs from the source tree with whatever python holds torch and triton: nothing is installed.
+gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest tests -m "gpu"
+
+clean:
+	rm -rf $(VENV) build dist

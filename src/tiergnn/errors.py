@@ -1,0 +1,54 @@
+"""What a user can cause, told as: wanted, had, culprit, way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TiergnnError(Exception):
+    """Base of every error that tiergnn raises on purpose.
+
+    ``problem`` says what was wanted and what was found, ``culprit`` where, ``hint`` the way out.
+    """
+
+    def __init__(self, problem: str, *, culprit: str | None = None, hint: str | None = None):
+        self.problem = problem
+        self.culprit = culprit
+        self.hint = hint
+        lines = [problem]
+        if culprit:
+            lines.append(f"  at: {culprit}")
+        if hint:
+            lines.append(f"  try: {hint}")
+        super().__init__("\n".join(lines))
+
+
+class ConfigError(TiergnnError, ValueError):
+    """An argument, an option or a model that tiergnn cannot use."""
+
+
+class GraphError(TiergnnError, ValueError):
+    """Graph data that contradict themselves: ids out of range, wrong lengths, bad values."""
+
+
+class PlanError(TiergnnError, ValueError):
+    """What was asked for does not fit or cannot be scheduled."""
+
+
+class StoreError(TiergnnError, OSError):
+    """A file or a folder that cannot be read, written or trusted."""
+
+    # OSError builds its own text from two arguments; ours is already whole.
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+def unknown(kind: str, name: object, known: Iterable[object]) -> ConfigError:
+    """The error for a name that is none of ``known``: lists them, nearest first."""
+    names = [str(k) for k in known]
+    close = get_close_matches(str(name), names, n=1)
+    return ConfigError(
+        f"unknown {kind} {str(name)!r}",
+        hint=(f"{close[0]!r}, or " if close else "") + "one of " + ", ".join(names),
+    )

@@ -1,0 +1,68 @@
+"""Bytes, seconds, counts and rates: read from text, printed for people."""
+
+from __future__ import annotations
+
+import re
+
+from tiergnn.errors import ConfigError
+
+_BYTES = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    _BYTES |= {
+        f"{_letter}b": 1000**_power,
+        f"{_letter}ib": 1024**_power,
+        _letter: 1024**_power,
+    }
+_NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int) -> int:
+    """``"1.5GiB"`` -> 1610612736. A bare number is bytes; ``K M G`` alone are powers of 1024.
+
+    Raises ConfigError when the text is not a number of bytes.
+    """
+    if isinstance(text, int):
+        return text
+    match = _NUMBER.fullmatch(text)
+    if match is None or match[2].lower() not in _BYTES:
+        raise ConfigError(f"{text!r} is not a number of bytes", hint="512MiB, 1.5GiB or 2GB")
+    return int(float(match[1]) * _BYTES[match[2].lower()])
+
+
+def format_bytes(num_bytes: float) -> str:
+    """1610612736 -> ``"1.5 GiB"``."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_seconds(seconds: float) -> str:
+    """0.0123 -> ``"12.3 ms"``; 75 -> ``"1 min 15 s"``; 7322 -> ``"2 h 2 min"``."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def format_count(count: int) -> str:
+    """1234567 -> ``"1,234,567"``."""
+    return f"{count:,}"
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """5.54e10 -> ``"55.4 GB/s"``: rates are decimal, as vendors state them."""
+    value = float(bytes_per_second)
+    for unit in ("B/s", "kB/s", "MB/s", "GB/s"):
+        if abs(value) < 1000 or unit == "GB/s":
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")

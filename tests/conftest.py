@@ -1,0 +1,37 @@
+"""Shared by every test: uninitialised memory is poisoned, and two threads are enough."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("NUMBA_NUM_THREADS", "2")
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    """Fill torch.empty with NaN, so that an element nobody wrote is seen."""
+
+    def poisoned(make):
+        def empty(*args, **kwargs):
+            out = make(*args, **kwargs)
+            if out.is_floating_point() and not out.is_meta:
+                with torch.no_grad():
+                    out.fill_(float("nan"))
+            return out
+
+        return empty
+
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+
+
+def pytest_collection_modifyitems(items):
+    """`gpu` tests are skipped, saying so, where there is no CUDA device."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
