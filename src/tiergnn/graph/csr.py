@@ -6,7 +6,7 @@ Legend: V nodes, E edges, D columns, C classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tiergnn.errors import GraphError, unknown
+from tiergnn.graph.edges import (
+    DUPLICATES,
+    SELF_LOOPS,
+    follow,
+    order_edges,
+    refuse_duplicate,
+    sum_duplicates,
+    sum_rows,
+)
+from tiergnn.graph.labels import TASKS, read_labels, read_masks
+from tiergnn.graph.order import first_fault
 from tiergnn.graph.table import Table
 
 if TYPE_CHECKING:
     from tiergnn.graph.ids import NodeIds
-
-TASKS = ("class", "multilabel", "real")
-DUPLICATES = ("keep", "sum", "refuse")
-SELF_LOOPS = ("keep", "remove", "add")
 
 
 def index_dtype(num_nodes: int) -> np.dtype:
@@ -75,6 +82,12 @@ class Graph:
             raise unknown("task", self.task, TASKS)
         for name, ids in self.splits.items():
             check_split(name, ids, self.num_nodes)
+        if self.node_ids is not None and len(self.node_ids) != self.num_nodes:
+            raise GraphError(
+                f"node_ids name {len(self.node_ids)} nodes, the graph has {self.num_nodes}"
+            )
+        if self.path is None:  # reading memory is cheap; a folder has checksums instead
+            check_topology(self.rowptr, self.col)
         object.__setattr__(self, "splits", MappingProxyType(dict(self.splits)))
 
     @property
@@ -145,23 +158,50 @@ def check_split(name: str, ids: np.ndarray, num_nodes: int) -> None:
 
 
 def check_ids(ids: np.ndarray, num_nodes: int, *, name: str) -> None:
-    """Raise GraphError naming the first id of ``ids`` (any shape) outside 0..num_nodes-1."""
-    if ids.size == 0 or (int(ids.min()) >= 0 and int(ids.max()) < num_nodes):
+    """Raise GraphError naming the first id of ``ids`` (any shape) outside 0..num_nodes-1.
+
+    Whole numbers of any width are ids; floats and booleans are refused, even when empty of values.
+    """
+    if ids.dtype.kind not in "iu":
+        raise GraphError(
+            f"{name} needs whole numbers, has {ids.dtype}",
+            hint="cast it to int64 where that is exact",
+        )
+    if ids.size == 0:
         return
-    bad = (ids < 0) | (ids >= num_nodes)
-    position = tuple(int(axis[0]) for axis in np.nonzero(bad))
+    low, high = int(ids.min()), int(ids.max())
+    if low >= 0 and high < num_nodes:
+        return
+    position = np.unravel_index(int(np.argmax((ids < 0) | (ids >= num_nodes))), ids.shape)
+    where = ", ".join(str(int(axis)) for axis in position)
+    allowed = f"ids must be 0..{num_nodes - 1}" if num_nodes else "there is no node to name"
+    if low < 0:
+        hint = "ingest with ids='relabel', which maps any ids to 0..V-1 and keeps the map"
+    elif low == 1 and high == num_nodes:
+        hint = "these ids look 1-based: subtract 1"
+    else:
+        hint = f"num_nodes={high + 1}, or ingest with ids='relabel' when ids have gaps"
     raise GraphError(
-        f"{name}[{', '.join(map(str, position))}] is {ids[position]}; "
-        f"with num_nodes={num_nodes} ids must be 0..{num_nodes - 1}",
-        hint=f"num_nodes={int(ids.max()) + 1}"
-        if int(ids.min()) >= 0
-        else "ingest with ids='relabel', which maps any ids to 0..V-1 and keeps the map",
+        f"{name}[{where}] is {ids[position]}; with num_nodes={num_nodes} {allowed}", hint=hint
     )
 
 
-def _check_rows(name: str, rows: np.ndarray | None, count: int, of: str) -> None:
-    if rows is not None and rows.shape[0] != count:
-        raise GraphError(f"{name} has {rows.shape[0]} rows, the graph has {count} {of}")
+def check_topology(rowptr: np.ndarray, col: np.ndarray) -> None:
+    """Raise GraphError at the first row or source that breaks the CSR. One pass over everything."""
+    row, edge = first_fault(rowptr, col)
+    if row < 0:
+        return
+    if edge < 0:
+        raise GraphError(
+            f"rowptr[{row + 1}] is {rowptr[row + 1]}, below rowptr[{row}]={rowptr[row]}"
+        )
+    if 0 <= col[edge] < rowptr.size - 1:
+        raise GraphError(
+            f"col[{edge}] is {col[edge]}, after {col[edge - 1]}: "
+            f"the sources of node {row} must be ascending",
+            hint="from_edges, which sorts",
+        )
+    raise GraphError(f"col[{edge}] is {col[edge]}; sources must be 0..{rowptr.size - 2}")
 
 
 def from_edges(
@@ -170,24 +210,93 @@ def from_edges(
     num_nodes: int,
     *,
     edge_weight: np.ndarray | None = None,
-    edge_attr: Table | None = None,
+    edge_attr: Table | np.ndarray | None = None,
     undirected: bool = False,
     duplicates: str = "keep",
     self_loops: str = "keep",
-    **rows: Any,
+    x: Table | np.ndarray | None = None,
+    y: np.ndarray | None = None,
+    task: str | None = None,
+    num_classes: int | None = None,
+    splits: Mapping[str, np.ndarray] | None = None,
+    node_ids: NodeIds | None = None,
 ) -> Graph:
-    """A Graph from an edge list in memory, in any order.
+    """A Graph from an edge list src -> dst, [E] whole numbers of any width, in any order.
 
-    undirected adds the reverse of every edge that is not a loop. self_loops "add" gives each node
-    that has none one loop of weight 1 (and edge features 0). duplicates "sum" adds weights (an
-    unweighted edge counts 1) and edge features; "refuse" raises GraphError with the first pair.
-    ``rows`` are Graph's other fields. Raises GraphError on ids out of range.
+    In this order: ``self_loops="remove"`` drops loops; ``undirected`` adds the reverse of every
+    edge that is not a loop, at the same input position; ``self_loops="add"`` gives each node that
+    has no loop one of weight 1 and edge features 0; then edges are sorted by (dst, src, position).
+    ``duplicates``: "keep" them; "sum" their weights (an unweighted edge counts 1, so the result
+    always has weights) and edge features, in float64 in input order, rounded once to the stored
+    dtype; "refuse" raises GraphError with the first pair.
+    edge_weight [E] becomes float32 unless float64 is needed to hold it; edge_attr keeps its dtype.
+    y goes through ``read_labels``, splits are masks or ids; x and edge_attr may be plain arrays.
+    Raises GraphError on ids out of range, wrong lengths, weights that are not finite.
     """
     if duplicates not in DUPLICATES:
         raise unknown("duplicates", duplicates, DUPLICATES)
     if self_loops not in SELF_LOOPS:
         raise unknown("self_loops", self_loops, SELF_LOOPS)
+    if num_nodes < 0:
+        raise GraphError(f"num_nodes must be 0 or more, had {num_nodes}")
     src, dst = np.asarray(src), np.asarray(dst)
+    if src.ndim != 1 or src.shape != dst.shape:
+        raise GraphError(
+            "source and destination need one length [E], "
+            f"have {list(src.shape)} and {list(dst.shape)}"
+        )
     check_ids(src, num_nodes, name="source")
     check_ids(dst, num_nodes, name="destination")
-    raise NotImplementedError
+    index = index_dtype(num_nodes)
+    edges = order_edges(
+        np.ascontiguousarray(src, dtype=index),
+        np.ascontiguousarray(dst, dtype=index),
+        num_nodes,
+        undirected=undirected,
+        self_loops=self_loops,
+    )
+    if duplicates == "refuse":
+        refuse_duplicate(edges)
+    weight = None
+    if edge_weight is not None:
+        weight = follow(_weights(np.asarray(edge_weight), src.size), edges.given, 1)
+    attr = Table.from_array(edge_attr) if isinstance(edge_attr, np.ndarray) else edge_attr
+    if attr is not None:
+        _check_rows("edge_attr", attr.data, src.size, "edges in its list")
+        attr = replace(attr, data=follow(attr.data, edges.given, 0))
+    if duplicates == "sum":
+        attr = attr and sum_rows(attr, edges.first)
+        edges, weight = sum_duplicates(edges, weight)
+    labels = None if y is None else read_labels(y, task, num_classes)
+    return Graph(
+        rowptr=edges.rowptr,
+        col=edges.col,
+        edge_weight=weight,
+        edge_attr=attr,
+        x=Table.from_array(x) if isinstance(x, np.ndarray) else x,
+        y=labels and labels.y,
+        task=labels and labels.task,
+        num_classes=labels and labels.num_classes,
+        splits=read_masks(splits or {}, num_nodes),
+        node_ids=node_ids,
+    )
+
+
+def _weights(weight: np.ndarray, num_edges: int) -> np.ndarray:
+    if weight.shape != (num_edges,) or weight.dtype.kind not in "biuf":
+        raise GraphError(
+            f"edge_weight needs numbers [{num_edges}], has {weight.dtype} {list(weight.shape)}"
+        )
+    out = weight if weight.dtype in (np.float32, np.float64) else weight.astype(np.float32)
+    if weight.dtype.kind in "iu" and (out.astype(np.float64) != weight).any():
+        out = weight.astype(np.float64)
+    bad = ~np.isfinite(out)
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise GraphError(f"edge_weight[{at}] is {weight[at]}", hint="finite weights")
+    return out
+
+
+def _check_rows(name: str, rows: np.ndarray | None, count: int, of: str) -> None:
+    if rows is not None and rows.shape[0] != count:
+        raise GraphError(f"{name} has {rows.shape[0]} rows, the graph has {count} {of}")

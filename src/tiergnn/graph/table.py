@@ -25,7 +25,7 @@ STORED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """``data`` [R, D] holds stored bits; a value is ``data`` decoded by ``dtype``, times ``scale``."""
+    """``data`` [R, D] holds stored bits; a value is those read as ``dtype``, times ``scale``."""
 
     data: np.ndarray
     dtype: str
@@ -44,9 +44,7 @@ class Table:
             if self.dtype not in ("int8", "uint8"):
                 raise GraphError(f"a scale goes with int8 or uint8, had {self.dtype}")
             if self.scale.shape not in ((), (self.width,)):
-                raise GraphError(
-                    f"scale needs shape () or ({self.width},), has {self.scale.shape}"
-                )
+                raise GraphError(f"scale needs shape () or ({self.width},), has {self.scale.shape}")
 
     @property
     def num_rows(self) -> int:
@@ -84,7 +82,7 @@ class Table:
         return cls(data=array, dtype=dtype, scale=scale)
 
     def decode(self, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Values of rows ``ids`` as float32 (float64 for a float64 table), [len(ids), D]; copies."""
+        """Values of rows ``ids`` as float32 (or float64, if stored so), [len(ids), D]; copies."""
         rows = self.data[ids]
         if self.dtype == "bfloat16":
             return (rows.astype(np.uint32) << 16).view(np.float32)
