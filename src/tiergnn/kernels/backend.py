@@ -1,0 +1,86 @@
+"""Which implementation of an op runs: by device, unless the caller or TIERGNN_BACKEND decides."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+
+from tiergnn.errors import ConfigError, unknown
+
+BACKENDS = ("reference", "cpu", "gpu")
+_log = logging.getLogger("tiergnn")
+_chosen: ContextVar[str | None] = ContextVar("tiergnn_backend", default=None)
+_announced: set[tuple[str, str]] = set()
+
+
+@contextmanager
+def use(name: str) -> Iterator[None]:
+    """Run every op inside the block by the backend ``name``: reference, cpu or gpu.
+
+    The backward of an op runs by the backend of its forward, wherever it is called.
+    Raises ConfigError for an unknown name.
+    """
+    if name not in BACKENDS:
+        raise unknown("backend", name, BACKENDS)
+    token = _chosen.set(name)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def choose(device: torch.device) -> str:
+    """The backend for tensors on ``device``; each choice is logged once a process.
+
+    ``use`` wins over the environment variable TIERGNN_BACKEND, which wins over the device: the CPU
+    has Numba kernels, CUDA has Triton kernels, any other device runs plain torch. Raises
+    ConfigError for a backend that is unknown or cannot read the device's memory.
+    """
+    name = _chosen.get()
+    reason = "as the caller asked"
+    if name is None:
+        name = os.environ.get("TIERGNN_BACKEND") or None
+        reason = "as TIERGNN_BACKEND asks"
+        if name is not None and name not in BACKENDS:
+            raise unknown("backend in TIERGNN_BACKEND", name, BACKENDS)
+    if name is None:
+        name, reason = _by_device(device.type)
+    if name == "cpu" and device.type != "cpu":
+        raise ConfigError(
+            f"backend 'cpu' reads host memory, the tensors are on {device}",
+            hint="'gpu' or 'reference', or move the model and the graph to the CPU",
+        )
+    if (name, device.type) not in _announced:
+        _announced.add((name, device.type))
+        slow = name == "reference" and reason.startswith("since")
+        _log.log(
+            logging.WARNING if slow else logging.INFO,
+            "kernels on %s run by the %s backend, %s",
+            device.type,
+            name,
+            reason,
+        )
+    return name
+
+
+def _by_device(kind: str) -> tuple[str, str]:
+    if kind == "cpu":
+        return "cpu", "which suits the device"
+    if kind == "cuda":
+        if find_spec("triton") is not None:
+            return "gpu", "which suits the device"
+        return "reference", "since triton is not installed: slow; pip install 'tiergnn[gpu]'"
+    return "reference", "since no faster one knows this device"
+
+
+def load(op: str, name: str) -> ModuleType:
+    """The module of one op for one backend, imported when first needed."""
+    return importlib.import_module(f"tiergnn.kernels.{op}.{name}")

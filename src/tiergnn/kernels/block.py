@@ -1,0 +1,238 @@
+"""Block: the topology that one kernel call works on.
+
+Legend: P destinations, S sources, E edges, D columns.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiergnn.errors import GraphError
+from tiergnn.kernels.backend import load
+
+if TYPE_CHECKING:
+    from tiergnn.graph.csr import Graph
+    from tiergnn.graph.table import Table
+
+
+class Transposed(NamedTuple):
+    """The out-edges of every source; those of one source stay in the order of the block."""
+
+    rowptr_t: Tensor  # int64 [S+1]
+    dst_t: Tensor  # [E] destination row of each out-edge
+    edge_t: Tensor  # [E] its position among the block's edges; int32 where positions fit
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Block:
+    """In-edges of P rows as a CSR; columns index S sources, the first P of which are the rows.
+
+    Tensors live on one device and are never written; they may share memory with a Graph. ``col``
+    is trusted to lie in 0..S-1. ``dst_gid``, ``src_gid`` and ``eid`` say where rows and edges stand
+    in the whole graph (None: as they stand here), so that random numbers are the graph's.
+    """
+
+    rowptr: Tensor  # int64 [P+1]
+    col: Tensor  # int32 or int64 [E]
+    num_src: int
+    dst_gid: Tensor | None = None  # int64 [P]
+    src_gid: Tensor | None = None  # int64 [S]
+    eid: Tensor | None = None  # int64 [E]
+    edge_weight: Tensor | None = None  # [E]
+    edge_attr: Tensor | None = None  # [E, D]
+    num_graph_nodes: int | None = None  # of the whole graph; None: num_src
+    num_graph_edges: int | None = None  # of the whole graph; None: num_edges
+
+    def __post_init__(self) -> None:
+        if self.rowptr.dtype != torch.int64 or self.rowptr.dim() != 1 or not self.rowptr.numel():
+            raise GraphError(f"rowptr needs int64 [P+1], has {_describe(self.rowptr)}")
+        if self.col.dtype not in (torch.int32, torch.int64) or self.col.dim() != 1:
+            raise GraphError(f"col needs int32 or int64 [E], has {_describe(self.col)}")
+        if self.num_src < self.num_dst:
+            raise GraphError(
+                f"the first {self.num_dst} sources are the destinations, has {self.num_src} sources"
+            )
+        rows = {"dst_gid": self.num_dst, "src_gid": self.num_src} | dict.fromkeys(
+            ("eid", "edge_weight", "edge_attr"), self.num_edges
+        )
+        for name, count in rows.items():
+            value = getattr(self, name)
+            if value is not None and value.shape[0] != count:
+                raise GraphError(f"{name} needs {count} rows, has {_describe(value)}")
+        for name in ("rowptr", "col"):  # the kernels walk both by plain pointers
+            object.__setattr__(self, name, getattr(self, name).contiguous())
+        object.__setattr__(self, "num_graph_nodes", self.num_graph_nodes or self.num_src)
+        object.__setattr__(self, "num_graph_edges", self.num_graph_edges or self.num_edges)
+
+    @property
+    def num_dst(self) -> int:
+        return self.rowptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        return self.col.numel()
+
+    @property
+    def device(self) -> torch.device:
+        return self.col.device
+
+    @cached_property
+    def in_degree(self) -> Tensor:
+        """int64 [P]: in-edges of every row; duplicates and loops count."""
+        return self.rowptr.diff()
+
+    @property
+    def edge_dst(self) -> Tensor:
+        """int64 [E], made at every call: the destination row of each edge."""
+        rows = torch.arange(self.num_dst, device=self.device)
+        return torch.repeat_interleave(rows, self.in_degree, output_size=self.num_edges)
+
+    @cached_property
+    def transposed(self) -> Transposed:
+        """The CSR of out-edges, by a stable counting sort: linear in edges, made once."""
+        index = torch.int32 if self.num_edges < 2**31 else torch.int64
+        if self.device.type == "cpu":
+            edge_t = np.empty(self.num_edges, np.int32 if index == torch.int32 else np.int64)
+            dst_t = np.empty(self.num_edges, self.col.numpy().dtype)
+            starts = _transpose(self.rowptr.numpy(), self.col.numpy(), self.num_src, dst_t, edge_t)
+            return Transposed(*map(torch.from_numpy, (starts, dst_t, edge_t)))
+        by_src, order = torch.sort(self.col, stable=True)
+        sources = torch.arange(self.num_src + 1, device=self.device, dtype=by_src.dtype)
+        rowptr_t = torch.searchsorted(by_src, sources)
+        return Transposed(rowptr_t, self.edge_dst.to(self.col.dtype)[order], order.to(index))
+
+    def plan(self, op: str, backend: str, transposed: bool = False) -> list[Tensor]:
+        """What an op's backend wants to know about the rows, made by its ``plan(rowptr)`` and kept.
+
+        Rows are those of the block, or of its transposed CSR.
+        """
+        key = (op, backend, transposed)
+        if key not in self._plans:
+            rowptr = self.transposed.rowptr_t if transposed else self.rowptr
+            self._plans[key] = load(op, backend).plan(rowptr)
+        return self._plans[key]
+
+    @cached_property
+    def _plans(self) -> dict[tuple[str, str, bool], list[Tensor]]:
+        return {}
+
+    @cached_property
+    def loop_edge(self) -> Tensor:
+        """int64 [P]: position of each row's last self-loop among the edges; -1: it has none."""
+        loops = torch.nonzero(self.col == self.edge_dst).flatten()
+        rows = torch.searchsorted(self.rowptr, loops, right=True) - 1
+        out = torch.full((self.num_dst,), -1, dtype=torch.int64, device=self.device)
+        # Positions ascend, so the greatest is the last: no write order is relied on.
+        return out.scatter_reduce(0, rows, loops, "amax")
+
+    def loop_weight(self, weight_E: Tensor | None = None, *, fill: float = 1.0) -> Tensor | float:
+        """The weight of the one loop that every row gets, [P] or a number.
+
+        A row's own last loop keeps its weight, as in PyG's ``add_remaining_self_loops``; a row
+        without one gets ``fill``. Without weights every loop weighs ``fill``. Differentiable.
+        """
+        if weight_E is None:
+            return fill
+        has = self.loop_edge >= 0
+        if not self.num_edges:
+            return weight_E.new_full((self.num_dst,), fill)
+        return torch.where(has, weight_E[self.loop_edge.clamp(min=0)], fill)
+
+    @cached_property
+    def without_loops(self) -> Block:
+        """This block less its self-loops (itself when there are none); edges keep their ``eid``."""
+        keep = self.col != self.edge_dst
+        if bool(keep.all()):
+            return self
+        kept = torch.nonzero(keep).flatten()
+        before = torch.zeros(self.num_edges + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(keep, 0, out=before[1:])
+        return replace(
+            self,
+            rowptr=before[self.rowptr],
+            col=self.col[kept],
+            eid=kept if self.eid is None else self.eid[kept],
+            edge_weight=None if self.edge_weight is None else self.edge_weight[kept],
+            edge_attr=None if self.edge_attr is None else self.edge_attr[kept],
+        )
+
+    def to(self, device: torch.device | str) -> Block:
+        """This block with its tensors on ``device``; itself when they are there already."""
+        if torch.device(device) == self.device:
+            return self
+        moved = {
+            f.name: value.to(device)
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    @classmethod
+    def from_graph(cls, graph: Graph, device: torch.device | str = "cpu") -> Block:
+        """The whole graph as one block, P = S = V; shares the graph's memory on the CPU.
+
+        Raises GraphError when a column lies outside 0..V-1 or the row pointer decreases, since a
+        kernel trusts them.
+        """
+        from tiergnn.graph.csr import check_ids
+
+        check_ids(graph.col, graph.num_nodes, name="col")
+        if (np.diff(graph.rowptr) < 0).any():
+            raise GraphError("rowptr must not decrease", hint="ingest the graph again")
+        weight, attr = graph.edge_weight, graph.edge_attr
+        return cls(
+            rowptr=wrap(graph.rowptr),
+            col=wrap(graph.col),
+            num_src=graph.num_nodes,
+            edge_weight=None if weight is None else wrap(weight),
+            edge_attr=None if attr is None else rows_of(attr),
+        ).to(device)
+
+
+def wrap(array: np.ndarray) -> Tensor:
+    """A tensor over the array's own memory, which must not be written (it may be a file)."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def rows_of(table: Table) -> Tensor:
+    """A table's rows [R, D] as floats: a view of the stored bits when they are a torch float.
+
+    int8, uint8 and bool rows become float32, times their scale.
+    """
+    if table.dtype == "bfloat16":
+        return wrap(table.data.view(np.int16)).view(torch.bfloat16)
+    if table.data.dtype.kind == "f":
+        return wrap(table.data)
+    return torch.from_numpy(table.decode())
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+@numba.njit(cache=True, nogil=True)
+def _transpose(rowptr, col, num_src, dst_t, edge_t):
+    """Counting sort of the edges by source; returns the row pointer [num_src+1]."""
+    starts = np.zeros(num_src + 2, np.int64)
+    # Two slots ahead, so that placing the edges moves each start to where its row begins.
+    for e in range(col.size):
+        starts[col[e] + 2] += 1
+    for s in range(2, num_src + 2):
+        starts[s] += starts[s - 1]
+    for row in range(rowptr.size - 1):
+        for e in range(rowptr[row], rowptr[row + 1]):
+            slot = starts[col[e] + 1]
+            dst_t[slot] = row
+            edge_t[slot] = e
+            starts[col[e] + 1] = slot + 1
+    return starts[:-1]

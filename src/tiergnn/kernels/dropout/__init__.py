@@ -1,0 +1,87 @@
+"""Dropout whose mask is a function of (seed, step, site, row id, column) and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiergnn.errors import ConfigError
+from tiergnn.kernels import backend
+from tiergnn.kernels.dropout.reference import (
+    MULTIPLIER_0,
+    MULTIPLIER_1,
+    ROUNDS,
+    WEYL_0,
+    WEYL_1,
+)
+
+Key = tuple[int, int]
+_WORD = 0xFFFFFFFF
+
+
+def philox_words(counter: tuple[int, int, int, int], key: Key) -> tuple[int, int, int, int]:
+    """Philox 4x32-10 of one counter, in Python integers."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        p0, p1 = c0 * MULTIPLIER_0, c2 * MULTIPLIER_1
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & _WORD, (p0 >> 32) ^ c3 ^ k1, p0 & _WORD
+        k0, k1 = (k0 + WEYL_0) & _WORD, (k1 + WEYL_1) & _WORD
+    return c0, c1, c2, c3
+
+
+def step_key(seed: int, step: int) -> Key:
+    """Two uint32 words: the key of every dropout of one training step.
+
+    Words 0 and 1 of Philox at counter ``step`` (64 bits) under key ``seed`` (64 bits).
+    """
+    counter = (step & _WORD, (step >> 32) & _WORD, 0, 0)
+    return philox_words(counter, (seed & _WORD, (seed >> 32) & _WORD))[:2]
+
+
+def threshold(p: float) -> int:
+    """The least uint32 word that is kept: round(p * 2**32); 2**32 keeps nothing."""
+    if not 0.0 <= p <= 1.0:
+        raise ConfigError(f"dropout needs 0 <= p <= 1, has {p}")
+    return round(p * 2**32)
+
+
+def scale(p: float) -> float:
+    """What kept elements are multiplied by, 1 / (1 - p); 0 when nothing is kept."""
+    return 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+
+
+class _Dropout(torch.autograd.Function):
+    """Linear in x, so that backward is the same call on the gradient: no mask is stored."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, gid_N: Tensor | None, p: float, key: Key, site: int):
+        ctx.save_for_backward(gid_N)
+        ctx.options = p, key, site
+        ctx.backend = backend.choose(x_ND.device)
+        module = backend.load("dropout", ctx.backend)
+        return module.dropout(x_ND, gid_N, threshold(p), scale(p), *key, site)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor):
+        (gid_N,) = ctx.saved_tensors
+        with backend.use(ctx.backend):
+            return _Dropout.apply(grads[0], gid_N, *ctx.options), None, None, None, None
+
+
+def dropout(x_ND: Tensor, p: float, key: Key, site: int, gid: Tensor | None = None) -> Tensor:
+    """Zero each element of x with probability p and divide the others by 1 - p.
+
+    x [N, ...] of any float dtype; trailing dimensions count as flattened columns. ``key`` comes
+    from ``step_key``; ``site`` is the ordinal of this call in the model; ``gid`` int64 [N] are the
+    rows' ids in the whole graph (None: 0..N-1). Multiplies in float32 (float64 for float64) and
+    rounds once. Every backend gives the same bits. Raises ConfigError unless 0 <= p <= 1.
+    """
+    if not x_ND.is_floating_point():
+        raise ConfigError(f"dropout needs float rows, has {x_ND.dtype}")
+    if threshold(p) == 0:
+        return x_ND
+    flat = x_ND.reshape(x_ND.shape[0], -1) if x_ND.numel() else x_ND.reshape(x_ND.shape[0], 0)
+    return _Dropout.apply(flat, gid, p, key, site).reshape(x_ND.shape)
