@@ -44,6 +44,24 @@ class StoreError(TiergnnError, OSError):
         return str(self.args[0]) if self.args else ""
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run that a signal stopped between two epochs, after its checkpoint was written.
+
+    ``run_dir`` is None when the run had no folder (then nothing was kept); ``signum`` is the signal.
+    """
+
+    def __init__(self, epoch: int, run_dir: str | None, signum: int):
+        self.epoch = epoch
+        self.run_dir = run_dir
+        self.signum = signum
+        kept = (
+            f"a checkpoint was written\n  try: tiergnn resume {run_dir}"
+            if run_dir
+            else "nothing was kept\n  try: out='runs/NAME' keeps checkpoints to resume from"
+        )
+        super().__init__(f"stopped after epoch {epoch}; {kept}")
+
+
 def unknown(kind: str, name: object, known: Iterable[object]) -> ConfigError:
     """The error for a name that is none of ``known``: lists them, nearest first."""
     names = [str(k) for k in known]

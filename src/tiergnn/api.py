@@ -1,0 +1,177 @@
+"""What users call: train, resume, evaluate, predict, and the Run that they give back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tiergnn.train.options import Options
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from tiergnn.graph.csr import Graph
+    from tiergnn.train.run import Run
+
+
+def train(
+    graph: Graph | str | Path | Any,
+    model: nn.Module | str | Mapping[str, Any],
+    *,
+    epochs: int = 200,
+    out: str | Path | None = None,
+    optimizer: str | Callable[..., Any] | torch.optim.Optimizer = "adam",
+    lr: float | None = None,
+    weight_decay: float | None = None,
+    scheduler: str | Callable[..., Any] | None = None,
+    criterion: str | Callable[..., Any] | None = None,
+    class_weight: str | Any | None = None,
+    split: str | int | Mapping[str, Any] | None = None,
+    metric: str | Callable[..., Any] | None = None,
+    metric_mode: str | None = None,
+    patience: int | None = None,
+    clip: float | None = None,
+    eval_every: int = 1,
+    features: str = "auto",
+    normalize_features: str | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str | None = None,
+    device_memory: str | int | None = None,
+    checkpoint_every: int | None = None,
+    tensorboard: bool = False,
+    progress: bool | Callable[[dict[str, Any]], None] = True,
+    overwrite: bool = False,
+) -> Run:
+    """Train ``model`` on ``graph``, all of it at every step, and keep the best-validation weights.
+
+    graph is a Graph, the path of a graph folder, or a PyG Data. model is a module written for PyG
+    (``forward(x, edge_index, ...)``; trained in place, left on ``device`` with its best weights),
+    the name of a ready model ("gcn"), or a mapping of its name and options
+    (``{"name": "gcn", "hidden_channels": 16}``); the latter two start from ``seed``.
+
+    out: the run folder (log, checkpoints, result); None keeps nothing on disk.
+    optimizer: a name, ``callable(params) -> Optimizer``, or an Optimizer. lr (0.01) and
+    weight_decay (0) go with names only. scheduler: a name or ``callable(optimizer)``; steps once an
+    epoch; one that wants a metric gets the validation metric.
+    criterion: a name or ``callable(out_rows, y_rows)`` over the labelled rows of a split; by default
+    cross entropy (class), binary cross entropy of logits (multilabel; -1 is left out) or mean
+    squared error (real; NaN is left out). Models that end in log_softmax need no change: cross
+    entropy of log-probabilities is their negative log-likelihood. class_weight: "balanced", or one
+    weight a class.
+    split: which splits to use; a number K for train.K, val.K, test.K; "random:0.6/0.2/0.2";
+    "planetoid:20/500/1000"; "...@SEED" fixes their seed; or a mapping of names to ids or masks.
+    metric: what validation judges by, a name or ``callable(out_rows, y_rows) -> float`` with
+    metric_mode "max" or "min". patience: epochs without a better validation metric before stopping.
+    clip: largest norm of all gradients together. eval_every: epochs between evaluations.
+    features: "auto" (the stored ones, else "degree"), "stored", "degree", "constant", "onehot",
+    "embedding:WIDTH" (learned rows). normalize_features: "row" makes each row sum to 1.
+    dtype: "float32", "float64" or "bfloat16"; None is the model's own. device_memory: the most that
+    the run may take on its device. checkpoint_every: epochs; None is about every 30 seconds.
+    progress: True, False, or a callable that gets each epoch's record.
+
+    Raises ConfigError, GraphError, PlanError (it does not fit), StoreError (the run folder), and
+    Interrupted after Ctrl-C or SIGTERM, once a checkpoint is written.
+    """
+    from tiergnn.train.run import start
+
+    options = Options(
+        epochs=epochs,
+        optimizer=optimizer,
+        lr=lr,
+        weight_decay=weight_decay,
+        scheduler=scheduler,
+        criterion=criterion,
+        class_weight=class_weight,
+        split=split,
+        metric=metric,
+        metric_mode=metric_mode,
+        patience=patience,
+        clip=clip,
+        eval_every=eval_every,
+        features=features,
+        normalize_features=normalize_features,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        device_memory=device_memory,
+        checkpoint_every=checkpoint_every,
+        tensorboard=tensorboard,
+    )
+    return start(graph, model, options, out=out, progress=progress, overwrite=overwrite)
+
+
+def resume(
+    run_dir: str | Path,
+    graph: Graph | str | Path | Any | None = None,
+    model: nn.Module | None = None,
+    *,
+    epochs: int | None = None,
+    optimizer: Callable[..., Any] | torch.optim.Optimizer | None = None,
+    scheduler: Callable[..., Any] | None = None,
+    criterion: Callable[..., Any] | None = None,
+    metric: Callable[..., Any] | None = None,
+    device: str | None = None,
+    progress: bool | Callable[[dict[str, Any]], None] = True,
+) -> Run:
+    """Continue a run from its newest sound checkpoint, bit for bit as if it had never stopped.
+
+    A ready model on a graph folder needs only ``run_dir``. Whatever else was given to train as a
+    Python object (graph, model, optimizer, scheduler, criterion, metric) is given again, and checked
+    against what was recorded. epochs: a new total. A finished run is returned as it is.
+    Raises ConfigError, StoreError, and all that train raises.
+    """
+    from tiergnn.train.run import restart
+
+    given = {
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "criterion": criterion,
+        "metric": metric,
+    }
+    return restart(
+        run_dir, graph, model, given=given, epochs=epochs, device=device, progress=progress
+    )
+
+
+def evaluate(
+    run_dir: str | Path,
+    split: str | None = None,
+    *,
+    graph: Graph | str | Path | Any | None = None,
+    model: nn.Module | None = None,
+    criterion: Callable[..., Any] | None = None,
+    metric: Callable[..., Any] | None = None,
+    device: str | None = None,
+) -> dict[str, dict[str, float | None]]:
+    """Metrics of a run's best weights, split -> name -> value (None where undefined).
+
+    split: one split by name, or "all" for every labelled node; None gives the run's own splits.
+    graph may be another graph with the same features. Raises as resume does.
+    """
+    from tiergnn.train.run import reopen
+
+    given = {"criterion": criterion, "metric": metric}
+    return reopen(run_dir, graph, model, given=given, device=device).evaluate(split)
+
+
+def predict(
+    run_dir: str | Path,
+    *,
+    kind: str = "logits",
+    graph: Graph | str | Path | Any | None = None,
+    model: nn.Module | None = None,
+    device: str | None = None,
+) -> np.ndarray:
+    """What a run's best weights say of every node, in the graph's node order.
+
+    kind "logits": the model's output [V, C]; "probabilities" [V, C]; "labels": int64 [V] (class),
+    int8 [V, C] (multilabel). A real task has "logits" only: its values [V, T].
+    graph may be another graph with the same features. Raises as resume does.
+    """
+    from tiergnn.train.run import reopen
+
+    return reopen(run_dir, graph, model, device=device).predict(kind=kind)

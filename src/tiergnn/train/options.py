@@ -1,0 +1,131 @@
+"""Options: everything that decides a run besides its graph and its model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tiergnn.errors import ConfigError, unknown
+from tiergnn.units import parse_bytes
+
+DTYPES = ("float32", "float64", "bfloat16")
+# Options that may be Python objects: a run's record can name them, not keep them.
+OBJECTS = ("optimizer", "scheduler", "criterion", "metric")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What ``api.train`` takes, checked. Raises ConfigError."""
+
+    epochs: int = 200
+    optimizer: Any = "adam"  # name, callable(params), torch.optim.Optimizer
+    lr: float | None = None
+    weight_decay: float | None = None
+    scheduler: Any = None  # name, callable(optimizer)
+    criterion: Any = None  # name, callable(out_rows, y_rows)
+    class_weight: Any = None  # "balanced", one number a class
+    split: Any = None  # spec, mapping of names to ids or masks
+    metric: Any = None  # name, callable(out_rows, y_rows)
+    metric_mode: str | None = None
+    patience: int | None = None
+    clip: float | None = None
+    eval_every: int = 1
+    features: str = "auto"
+    normalize_features: str | None = None
+    seed: int = 0
+    device: str = "auto"
+    dtype: str | None = None
+    device_memory: str | int | None = None
+    checkpoint_every: int | None = None
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "eval_every", "patience", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ConfigError(f"{name} must be a whole number from 1, had {value!r}")
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} must be a number above 0, had {value!r}")
+        if self.weight_decay is not None and not self.weight_decay >= 0:
+            raise ConfigError(f"weight_decay must be 0 or more, had {self.weight_decay!r}")
+        if type(self.seed) is not int or not 0 <= self.seed < 2**64:
+            raise ConfigError(f"seed must be a whole number in 0..2**64-1, had {self.seed!r}")
+        if not isinstance(self.optimizer, str):
+            for name in ("lr", "weight_decay"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        f"{name} goes with the name of an optimizer, not with an optimizer object",
+                        hint=f"set {name} where the optimizer is made",
+                    )
+        if self.metric_mode not in (None, "max", "min"):
+            raise unknown("metric_mode", self.metric_mode, ("max", "min"))
+        if callable(self.metric) and self.metric_mode is None:
+            raise ConfigError(
+                "a metric of your own needs metric_mode", hint='metric_mode="max" or "min"'
+            )
+        if not callable(self.metric) and self.metric_mode is not None:
+            raise ConfigError("metric_mode goes with a metric of your own, not with a name")
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise unknown("dtype", self.dtype, DTYPES)
+        if self.normalize_features not in (None, "row"):
+            raise unknown("normalize_features", self.normalize_features, ("row",))
+        if self.class_weight is not None and callable(self.criterion):
+            raise ConfigError(
+                "class_weight goes with the criteria we make, not with your own",
+                hint="give the weights to your criterion",
+            )
+        if self.device_memory is not None:
+            parse_bytes(self.device_memory)
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        return None if self.device_memory is None else parse_bytes(self.device_memory)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; an object is ``{"object": its name}`` and a split mapping its names."""
+        out: dict[str, Any] = {}
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name in OBJECTS and value is not None and not isinstance(value, str):
+                value = {"object": _name_of(value)}
+            elif option.name == "split" and isinstance(value, Mapping):
+                value = {"given": sorted(value)}
+            elif hasattr(value, "tolist"):
+                value = value.tolist()
+            out[option.name] = value
+        return out
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], given: Mapping[str, Any]) -> Options:
+        """The recorded options, with the objects of ``given`` where one was recorded.
+
+        Raises ConfigError when an object is missing, or is given where none was recorded.
+        """
+        values = dict(record)
+        for name in OBJECTS:
+            was_object = isinstance(values[name], Mapping)
+            new = given.get(name)
+            if was_object and new is None:
+                raise ConfigError(
+                    f"this run was made with {name} {values[name]['object']}, "
+                    "which a folder cannot keep",
+                    hint=f"give it again: {name}=...",
+                )
+            if new is not None:
+                if not was_object:
+                    raise ConfigError(
+                        f"this run was made with {name} {values[name]!r}; another one "
+                        "would not continue it",
+                        hint=f"leave {name} out, or train a new run",
+                    )
+                values[name] = new
+        return cls(**values)
+
+
+def _name_of(value: Any) -> str:
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
