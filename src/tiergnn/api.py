@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tiergnn.train.options import Options
+from tiergnn.training.options import Options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tiergnn.graph.csr import Graph
-    from tiergnn.train.run import Run
+    from tiergnn.training.run import Run
 
 
 def train(
@@ -55,11 +55,11 @@ def train(
 
     out: the run folder (log, checkpoints, result); None keeps nothing on disk.
     optimizer: a name, ``callable(params) -> Optimizer``, or an Optimizer. lr (0.01) and
-    weight_decay (0) go with names only. scheduler: a name or ``callable(optimizer)``; steps once an
-    epoch; one that wants a metric gets the validation metric.
-    criterion: a name or ``callable(out_rows, y_rows)`` over the labelled rows of a split; by default
-    cross entropy (class), binary cross entropy of logits (multilabel; -1 is left out) or mean
-    squared error (real; NaN is left out). Models that end in log_softmax need no change: cross
+    weight_decay (0) go with names only. scheduler: a name or ``callable(optimizer)``; steps once
+    an epoch; one that wants a metric gets the validation metric.
+    criterion: a name or ``callable(out_rows, y_rows)`` over the labelled rows of a split; by
+    default cross entropy (class), binary cross entropy of logits (multilabel; -1 is left out) or
+    mean squared error (real; NaN is left out). Models that end in log_softmax need no change: cross
     entropy of log-probabilities is their negative log-likelihood. class_weight: "balanced", or one
     weight a class.
     split: which splits to use; a number K for train.K, val.K, test.K; "random:0.6/0.2/0.2";
@@ -76,7 +76,7 @@ def train(
     Raises ConfigError, GraphError, PlanError (it does not fit), StoreError (the run folder), and
     Interrupted after Ctrl-C or SIGTERM, once a checkpoint is written.
     """
-    from tiergnn.train.run import start
+    from tiergnn.training.run import start
 
     options = Options(
         epochs=epochs,
@@ -120,11 +120,11 @@ def resume(
     """Continue a run from its newest sound checkpoint, bit for bit as if it had never stopped.
 
     A ready model on a graph folder needs only ``run_dir``. Whatever else was given to train as a
-    Python object (graph, model, optimizer, scheduler, criterion, metric) is given again, and checked
-    against what was recorded. epochs: a new total. A finished run is returned as it is.
+    Python object (graph, model, optimizer, scheduler, criterion, metric) is given again, and
+    checked against what was recorded. epochs: a new total. A finished run is returned as it is.
     Raises ConfigError, StoreError, and all that train raises.
     """
-    from tiergnn.train.run import restart
+    from tiergnn.training.run import restart
 
     given = {
         "optimizer": optimizer,
@@ -152,7 +152,7 @@ def evaluate(
     split: one split by name, or "all" for every labelled node; None gives the run's own splits.
     graph may be another graph with the same features. Raises as resume does.
     """
-    from tiergnn.train.run import reopen
+    from tiergnn.training.run import reopen
 
     given = {"criterion": criterion, "metric": metric}
     return reopen(run_dir, graph, model, given=given, device=device).evaluate(split)
@@ -172,6 +172,6 @@ def predict(
     int8 [V, C] (multilabel). A real task has "logits" only: its values [V, T].
     graph may be another graph with the same features. Raises as resume does.
     """
-    from tiergnn.train.run import reopen
+    from tiergnn.training.run import reopen
 
     return reopen(run_dir, graph, model, device=device).predict(kind=kind)

@@ -47,7 +47,7 @@ class StoreError(TiergnnError, OSError):
 class Interrupted(KeyboardInterrupt):
     """A run that a signal stopped between two epochs, after its checkpoint was written.
 
-    ``run_dir`` is None when the run had no folder (then nothing was kept); ``signum`` is the signal.
+    ``run_dir`` is None when the run had no folder: nothing was kept. ``signum`` is the signal.
     """
 
     def __init__(self, epoch: int, run_dir: str | None, signum: int):
