@@ -1,0 +1,254 @@
+"""Attention over in-edges: GAT's and GATv2's scores, softmax, dropout and weighted sum as one op.
+
+No tensor of edges x heads x features exists, whatever the backend, save in the reference.
+
+Legend: P destinations, S sources, E edges, K heads, F features, D edge features. A *loop* row
+belongs to the one virtual self-loop that every destination has when ``self_loop`` is on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tiergnn.errors import ConfigError
+from tiergnn.kernels import backend
+from tiergnn.kernels.attention import reference
+from tiergnn.kernels.block import Block
+from tiergnn.kernels.dropout import Key, scale, threshold
+
+
+class Options(NamedTuple):
+    """What a kernel needs besides tensors; edges are dropped when ``threshold`` is above 0."""
+
+    negative_slope: float
+    self_loop: bool
+    threshold: int
+    scale: float
+    key0: int
+    key1: int
+    site: int
+
+
+def gat_attention(
+    block: Block,
+    h_SKF: Tensor,
+    score_src_SK: Tensor,
+    score_dst_PK: Tensor,
+    *,
+    score_edge_EK: Tensor | None = None,
+    score_loop_PK: Tensor | None = None,
+    negative_slope: float = 0.2,
+    p: float = 0.0,
+    key: Key | None = None,
+    site: int = 0,
+    self_loop: bool = True,
+) -> Tensor:
+    """out[i,k] = sum over in-edges (j, i) of alpha[i,j,k] * h[j,k], [P, K, F] in the dtype of h.
+
+    alpha[i,:,k] is the softmax over the in-edges of i of leaky_relu(score_src[j,k] + score_dst[i,k]
+    + score_edge[edge,k]) (Velickovic et al., ICLR 2018), dropped out with probability p by the
+    edge's ``eid`` and the head under ``key`` and ``site``. A row without edges gets exactly 0.
+
+    self_loop: every destination attends to itself once. Stored self-loops are then ignored, and the
+    virtual one scores ``score_loop`` (None: the mean of the row's other edges' ``score_edge``, as
+    PyG's fill_value="mean"); its id for dropout is num_graph_edges + the row's id in the graph.
+
+    Sums in float32 (float64 for float64 rows), in a fixed order. Differentiable once, in every
+    tensor. Raises ConfigError for shapes, dtypes, devices or options that do not fit.
+    """
+    options = _options(block, negative_slope, p, key, site, self_loop)
+    num_heads = _check_rows(block, h_SKF, "h")
+    wide = torch.float64 if h_SKF.dtype == torch.float64 else torch.float32
+    _check("score_src", score_src_SK, block, (block.num_src, num_heads))
+    _check("score_dst", score_dst_PK, block, (block.num_dst, num_heads))
+    score_edge_EK, score_loop_PK = _edge_rows(
+        block, ("score_edge", score_edge_EK), ("score_loop", score_loop_PK), num_heads, self_loop
+    )
+    src_SK, dst_PK = score_src_SK.to(wide), score_dst_PK.to(wide)
+    edge_EK, loop_PK = _cast(score_edge_EK, wide), _cast(score_loop_PK, wide)
+    name = backend.choose(h_SKF.device)
+    if name in ("reference", "cpu"):
+        return reference.gat_attention(block, h_SKF, src_SK, dst_PK, edge_EK, loop_PK, options)
+    return _Gat.apply(block, name, options, h_SKF, src_SK, dst_PK, edge_EK, loop_PK)
+
+
+def gatv2_attention(
+    block: Block,
+    x_src_SKF: Tensor,
+    x_dst_PKF: Tensor,
+    att_KF: Tensor,
+    *,
+    edge_attr_ED: Tensor | None = None,
+    edge_weight_DKF: Tensor | None = None,
+    loop_attr_PD: Tensor | None = None,
+    negative_slope: float = 0.2,
+    p: float = 0.0,
+    key: Key | None = None,
+    site: int = 0,
+    self_loop: bool = True,
+) -> Tensor:
+    """out[i,k] = sum over in-edges (j, i) of alpha[i,j,k] * x_src[j,k], [P, K, F].
+
+    The logit of an edge is <att[k], leaky_relu(x_src[j,k] + x_dst[i,k] + edge_attr[edge] @
+    edge_weight[:,k])> (Brody, Alon, Yahav, ICLR 2022). ``edge_weight`` [D, K, F] projects edge
+    features inside the kernel, so that [E, K, F] never exists. ``loop_attr`` [P, D] are the
+    features of the virtual self-loops (None: the mean of the row's other edges' features).
+    Everything else is as in ``gat_attention``.
+    """
+    options = _options(block, negative_slope, p, key, site, self_loop)
+    num_heads = _check_rows(block, x_src_SKF, "x_src")
+    wide = torch.float64 if x_src_SKF.dtype == torch.float64 else torch.float32
+    width = x_src_SKF.shape[2]
+    _check("x_dst", x_dst_PKF, block, (block.num_dst, num_heads, width))
+    _check("att", att_KF, block, (num_heads, width))
+    if (edge_attr_ED is None) != (edge_weight_DKF is None):
+        raise ConfigError("edge_attr and edge_weight go together, had one of them")
+    num_attr = 0
+    if edge_weight_DKF is not None:
+        num_attr = edge_weight_DKF.shape[0]
+        _check("edge_weight", edge_weight_DKF, block, (num_attr, num_heads, width))
+    edge_attr_ED, loop_attr_PD = _edge_rows(
+        block, ("edge_attr", edge_attr_ED), ("loop_attr", loop_attr_PD), num_attr, self_loop
+    )
+    nodes = x_src_SKF, x_dst_PKF.to(x_src_SKF.dtype), att_KF.to(wide)
+    edges = _cast(edge_attr_ED, wide), _cast(edge_weight_DKF, wide), _cast(loop_attr_PD, wide)
+    name = backend.choose(x_src_SKF.device)
+    if name in ("reference", "cpu"):
+        return reference.gatv2_attention(block, *nodes, *edges, options)
+    return _Gatv2.apply(block, name, options, *nodes, *edges)
+
+
+def edge_mean(block: Block, value_ED: Tensor) -> Tensor:
+    """The mean of value over every row's in-edges that are not self-loops, [P, D]; 0 where none.
+
+    What PyG's fill_value="mean" gives a self-loop. Differentiable.
+    """
+    _check("value", value_ED, block, (block.num_edges, *value_ED.shape[1:]))
+    return _EdgeMean.apply(block, value_ED)
+
+
+class _Gat(torch.autograd.Function):
+    """Keeps the maximum and total of every softmax; backward makes the coefficients again."""
+
+    @staticmethod
+    def forward(ctx: Any, block: Block, name: str, options: Options, *tensors: Tensor | None):
+        module = backend.load("attention", name)
+        ctx.block, ctx.name, ctx.options = block, name, options
+        out_PKF, state = module.gat_forward(
+            block, *tensors, options, train=any(ctx.needs_input_grad)
+        )
+        ctx.save_for_backward(*tensors, out_PKF, *state)
+        return out_PKF
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        module = backend.load("attention", ctx.name)
+        tensors, out_PKF, state = ctx.saved_tensors[:5], ctx.saved_tensors[5], ctx.saved_tensors[6:]
+        needs = ctx.needs_input_grad[3:]
+        return (None,) * 3 + module.gat_backward(
+            ctx.block, grads[0], out_PKF, state, *tensors, ctx.options, needs
+        )
+
+
+class _Gatv2(torch.autograd.Function):
+    """As ``_Gat``; the logits are made again, too."""
+
+    @staticmethod
+    def forward(ctx: Any, block: Block, name: str, options: Options, *tensors: Tensor | None):
+        module = backend.load("attention", name)
+        ctx.block, ctx.name, ctx.options = block, name, options
+        out_PKF, state = module.gatv2_forward(block, *tensors, options)
+        ctx.save_for_backward(*tensors, out_PKF, *state)
+        return out_PKF
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        module = backend.load("attention", ctx.name)
+        tensors, out_PKF, state = ctx.saved_tensors[:6], ctx.saved_tensors[6], ctx.saved_tensors[7:]
+        needs = ctx.needs_input_grad[3:]
+        return (None,) * 3 + module.gatv2_backward(
+            ctx.block, grads[0], out_PKF, state, *tensors, ctx.options, needs
+        )
+
+
+class _EdgeMean(torch.autograd.Function):
+    """Aggregation whose sources are the edges themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, block: Block, value_ED: Tensor) -> Tensor:
+        ctx.block = block
+        name = backend.choose(value_ED.device)
+        rows = block.without_loops
+        plan = rows.plan("aggregate", name)
+        module = backend.load("aggregate", name)
+        edges = torch.nonzero(block.col != block.edge_dst).flatten()
+        return module.weighted_sum(
+            rows.rowptr, edges, plan, value_ED.contiguous(), None, None, True
+        )
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        block: Block = ctx.block
+        dst_E = block.edge_dst
+        share_PD = grads[0] / block.without_loops.in_degree.clamp(min=1).to(grads[0].dtype)[:, None]
+        return None, share_PD[dst_E].masked_fill_((block.col == dst_E)[:, None], 0)
+
+
+def _options(
+    block: Block, slope: float, p: float, key: Key | None, site: int, self_loop: bool
+) -> Options:
+    if threshold(p) and key is None:
+        raise ConfigError("attention dropout needs a key", hint="dropout.step_key(seed, step)")
+    return Options(slope, self_loop, threshold(p), scale(p), *(key or (0, 0)), site)
+
+
+def _edge_rows(
+    block: Block,
+    stored: tuple[str, Tensor | None],
+    loop: tuple[str, Tensor | None],
+    width: int,
+    self_loop: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The checked rows of edges and of virtual loops, these from those when they are not given."""
+    (name, stored_EX), (loop_name, loop_PX) = stored, loop
+    if stored_EX is not None:
+        _check(name, stored_EX, block, (block.num_edges, width))
+    if loop_PX is not None:
+        if stored_EX is None or not self_loop:
+            raise ConfigError(f"{loop_name} needs {name} and self_loop=True")
+        _check(loop_name, loop_PX, block, (block.num_dst, width))
+    elif stored_EX is not None and self_loop:
+        loop_PX = edge_mean(block, stored_EX)
+    return stored_EX, loop_PX
+
+
+def _check_rows(block: Block, x_SKF: Tensor, name: str) -> int:
+    """The number of heads of x, once it is known to be rows of the block's sources."""
+    if x_SKF.dim() != 3 or not x_SKF.is_floating_point():
+        raise ConfigError(f"{name} needs floats [S, K, F], has {_describe(x_SKF)}")
+    _check(name, x_SKF, block, (block.num_src, *x_SKF.shape[1:]))
+    return x_SKF.shape[1]
+
+
+def _check(name: str, tensor: Tensor, block: Block, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ConfigError(f"{name} needs shape {list(shape)}, has {_describe(tensor)}")
+    if tensor.device != block.device:
+        raise ConfigError(
+            f"the graph is on {block.device}, {name} on {tensor.device}",
+            hint="move both to one device",
+        )
+
+
+def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.to(dtype)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
