@@ -127,6 +127,12 @@ def crc32_of(file: Path) -> int:
     return crc32
 
 
+def crc32_of_array(array: np.ndarray) -> int:
+    """CRC-32 of the file that ``array`` would be written to."""
+    crc32 = zlib.crc32(_header(array.dtype, array.shape))
+    return zlib.crc32(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), crc32)
+
+
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     out = BytesIO()
     fields = {
