@@ -42,7 +42,7 @@ class ArrayStream:
             )
         if rows.size == 0:
             return
-        data = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
         with store_errors("write", self._file):
             _write_all(self._out, data)
         self._crc32 = zlib.crc32(data, self._crc32)
@@ -130,7 +130,7 @@ def crc32_of(file: Path) -> int:
 def crc32_of_array(array: np.ndarray) -> int:
     """CRC-32 of the file that ``array`` would be written to."""
     crc32 = zlib.crc32(_header(array.dtype, array.shape))
-    return zlib.crc32(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), crc32)
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, crc32)
 
 
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:

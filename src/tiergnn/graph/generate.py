@@ -176,7 +176,7 @@ def sbm(
 
 
 def _block_sizes(num_nodes: int | Sequence[int], num_classes: int) -> np.ndarray:
-    if np.ndim(num_nodes) == 1:
+    if not isinstance(num_nodes, int | np.integer):
         sizes = np.asarray(num_nodes, np.int64)
     elif num_classes < 1:
         raise ConfigError(f"num_classes must be at least 1, had {num_classes}")
