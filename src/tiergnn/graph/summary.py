@@ -66,7 +66,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Counts of a graph. ``isolated`` nodes have no edge at all, ``repeats`` follow an equal edge."""
+    """Counts of a graph: ``isolated`` nodes have no edge, ``repeats`` follow an equal edge."""
 
     num_nodes: int
     num_edges: int

@@ -34,7 +34,8 @@ def line_chart(
 ) -> str:
     """An ``<svg>`` of the curves with axes, a legend and, at ``mark``, a labelled vertical line.
 
-    Colours are the page's CSS variables ``--c0`` ... ``--c5``. Curves without a finite point are left out.
+    Colours are the page's CSS variables ``--c0`` ... ``--c5``. Curves without a finite point are
+    left out.
     """
     drawn = [(s, s.points()) for s in series]
     drawn = [(s, points) for s, points in drawn if any(y is not None for _, y in points)]
@@ -42,71 +43,72 @@ def line_chart(
         return f'<p class="quiet">{escape(title)}: nothing was recorded.</p>'
     xs = [x for _, points in drawn for x, y in points if y is not None]
     ys = [y for _, points in drawn for _, y in points if y is not None]
-    x_axis, y_axis = _axis(min(xs), max(xs), whole=True), _axis(min(ys), max(ys))
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - x_axis.low) / (x_axis.high - x_axis.low)
-        up = (y - y_axis.low) / (y_axis.high - y_axis.low)
-        return (
-            LEFT + across * (WIDTH - LEFT - RIGHT),
-            HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM),
-        )
-
+    x_axis = _across(min(xs), max(xs))
+    y_axis = _up(min(ys), max(ys))
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',
         f'<text class="title" x="{LEFT}" y="16">{escape(title)}</text>',
+        *_frame(x_axis, y_axis, x_label),
     ]
+    if mark is not None and x_axis.low <= mark[0] <= x_axis.high:
+        parts.append(_marked(x_axis.place(mark[0]), mark[1]))
+    for i, (one, points) in enumerate(drawn):
+        placed = [None if y is None else (x_axis.place(x), y_axis.place(y)) for x, y in points]
+        parts.append(_curve(one.name, placed, i))
+    parts.append(_legend([one.name for one, _ in drawn]))
+    return "".join([*parts, "</svg>"])
+
+
+def _frame(x_axis: _Axis, y_axis: _Axis, x_label: str) -> list[str]:
+    parts = []
     for tick in y_axis.ticks:
-        _, y = place(x_axis.low, tick)
+        y = y_axis.place(tick)
         parts.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
         )
-    for tick in x_axis.ticks:
-        x, _ = place(tick, y_axis.low)
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" '
-            f'text-anchor="middle">{tick:g}</text>'
-        )
+    below = f'y="{HEIGHT - BOTTOM + 16}" text-anchor="middle"'
+    parts += [
+        f'<text class="tick" x="{x_axis.place(tick):.1f}" {below}>{tick:g}</text>'
+        for tick in x_axis.ticks
+    ]
+    middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(
-        f'<text class="tick" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" '
-        f'text-anchor="middle">{escape(x_label)}</text>'
+        f'<text class="tick" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">'
+        f"{escape(x_label)}</text>"
     )
-    if mark is not None and x_axis.low <= mark[0] <= x_axis.high:
-        x, _ = place(mark[0], y_axis.low)
-        left = x > WIDTH * 0.7
-        parts.append(
-            f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-            f'<text class="tick" x="{x + (-4 if left else 4):.1f}" y="{TOP + 10}" '
-            f'text-anchor="{"end" if left else "start"}">{escape(mark[1])}</text>'
-        )
-    for i, (one, points) in enumerate(drawn):
-        parts.append(_curve(one.name, [(x, y) and (x, y) for x, y in points], place, i))
-    parts.append(_legend([one.name for one, _ in drawn]))
-    return "".join([*parts, "</svg>"])
+    return parts
+
+
+def _marked(x: float, label: str) -> str:
+    """A dashed vertical line; its label stands on the side with more room."""
+    left = x > WIDTH * 0.7
+    anchor = "end" if left else "start"
+    return (
+        f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+        f'<text class="tick" x="{x + (-4 if left else 4):.1f}" y="{TOP + 10}" '
+        f'text-anchor="{anchor}">{escape(label)}</text>'
+    )
 
 
 def _finite(y: float | None) -> float | None:
     return y if y is not None and math.isfinite(y) else None
 
 
-def _curve(name, points, place, index: int) -> str:
+def _curve(name: str, points: Sequence[tuple[float, float] | None], index: int) -> str:
     """A path that lifts its pen where a value is missing; a lone point is a dot."""
-    commands: list[str] = []
-    pen_down, last_x, last_y = False, 0.0, 0.0
-    drawn = 0
-    for x, y in points:
-        if y is None:
-            pen_down = False
-            continue
-        last_x, last_y = place(x, y)
-        commands.append(f"{'L' if pen_down else 'M'}{last_x:.1f} {last_y:.1f}")
-        pen_down = True
-        drawn += 1
     colour = f"var(--c{index % 6})"
     title = f"<title>{escape(name)}</title>"
-    if drawn == 1:
-        return f'<circle cx="{last_x:.1f}" cy="{last_y:.1f}" r="3" fill="{colour}">{title}</circle>'
+    known = [point for point in points if point is not None]
+    if len(known) == 1:
+        x, y = known[0]
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}">{title}</circle>'
+    commands: list[str] = []
+    pen = "M"
+    for point in points:
+        if point is not None:
+            commands.append(f"{pen}{point[0]:.1f} {point[1]:.1f}")
+        pen = "M" if point is None else "L"
     return f'<path class="curve" d="{"".join(commands)}" stroke="{colour}">{title}</path>'
 
 
@@ -127,21 +129,42 @@ def _legend(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
+    """Values from ``low`` to ``high`` laid out from pixel ``start`` to ``stop``."""
+
     low: float
     high: float
     ticks: tuple[float, ...]
+    start: float
+    stop: float
+
+    def place(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
 
 
-def _axis(low: float, high: float, *, whole: bool = False) -> _Axis:
-    """Round bounds round [low, high] with four to seven ticks; ``whole`` keeps the bounds as given."""
-    if low == high:
-        low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
-    step = 10.0 ** math.floor(math.log10((high - low) / 4))
-    step *= next(factor for factor in (10, 5, 2, 1) if (high - low) / (step * factor) >= 3.5)
-    if whole:
-        step = max(step, 1.0)
+def _across(low: float, high: float) -> _Axis:
+    """The x axis: bounds as given, ticks on whole numbers."""
+    low, high = _apart(low, high)
+    step = max(_step(low, high), 1.0)
+    ticks = (i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1))
+    return _Axis(low, high, tuple(ticks), LEFT, WIDTH - RIGHT)
+
+
+def _up(low: float, high: float) -> _Axis:
+    """The y axis: bounds moved out to the next ticks."""
+    low, high = _apart(low, high)
+    step = _step(low, high)
     first, last = math.floor(low / step), math.ceil(high / step)
     ticks = tuple(round(i * step, 12) for i in range(first, last + 1))
-    if whole:
-        return _Axis(low, high, tuple(t for t in ticks if low <= t <= high))
-    return _Axis(ticks[0], ticks[-1], ticks)
+    return _Axis(ticks[0], ticks[-1], ticks, HEIGHT - BOTTOM, TOP)
+
+
+def _apart(low: float, high: float) -> tuple[float, float]:
+    if low < high:
+        return low, high
+    return low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
+
+
+def _step(low: float, high: float) -> float:
+    """1, 2 or 5 times a power of ten: four to eight steps between the bounds."""
+    unit = 10.0 ** math.floor(math.log10((high - low) / 4))
+    return unit * max(factor for factor in (1, 2, 5) if (high - low) / (unit * factor) >= 3.5)

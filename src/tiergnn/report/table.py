@@ -9,9 +9,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Columns two blanks apart; a column whose cells are all numbers stands right."""
     cells = [[_text(cell) for cell in row] for row in rows]
     numeric = [all(_is_number(row[i]) for row in cells) for i in range(len(header))]
-    widths = [
-        max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(header)
-    ]
+    widths = [max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(header)]
     lines = [list(header), ["-" * width for width in widths], *cells]
     return "\n".join(_line(line, widths, numeric) for line in lines)
 

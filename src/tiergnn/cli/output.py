@@ -1,0 +1,116 @@
+"""What a command prints and how it ends: text for people, JSON and exit codes for scripts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from typer.core import TyperCommand
+
+from tiergnn.errors import StoreError, TiergnnError
+
+EXIT_UNEXPECTED = 1
+EXIT_INPUT = 2  # also what the parser of the command line uses
+EXIT_STORE = 3
+EXIT_INTERRUPTED = 130
+
+P = ParamSpec("P")
+
+
+class Command(TyperCommand):
+    """A command whose options may be spelled with underscores, as PyG's examples spell them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, dashed(args))
+
+
+def dashed(args: list[str]) -> list[str]:
+    """``--hidden_channels=8`` -> ``--hidden-channels=8``; values and what follows ``--`` stay."""
+    end = args.index("--") if "--" in args else len(args)
+    out = list(args)
+    for i, arg in enumerate(args[:end]):
+        if arg.startswith("--"):
+            name, equals, value = arg.partition("=")
+            out[i] = name.replace("_", "-") + equals + value
+    return out
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn what a command raises into a message on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except TiergnnError as error:
+            _fail(str(error), EXIT_STORE if isinstance(error, StoreError) else EXIT_INPUT)
+        except KeyboardInterrupt as stop:
+            _fail(str(stop) or "stopped", EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            # The reader of a pipe (`| head`) has left; nothing is wrong and nobody is listening.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except Exception as error:
+            _fail(
+                f"unexpected {type(error).__name__}: {error}\n"
+                "  try: again with TIERGNN_DEBUG=1, and report what it prints",
+                EXIT_UNEXPECTED,
+            )
+
+    return run
+
+
+def _fail(message: str, code: int) -> None:
+    if os.environ.get("TIERGNN_DEBUG", "") not in ("", "0"):
+        traceback.print_exc()
+    print(message if code == EXIT_INTERRUPTED else f"error: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+class Output:
+    """Where a command writes: with ``--json``, stdout carries one JSON line and nothing else."""
+
+    def __init__(self, *, json: bool):
+        self.json = json
+
+    def say(self, text: str = "") -> None:
+        """A line for people: stdout, or stderr where stdout is for a program."""
+        print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
+
+    def result(self, value: Mapping[str, Any], text: str) -> None:
+        """The command's answer: ``value`` on one JSON line, or ``text``."""
+        if self.json:
+            print(json_line(value), flush=True)
+        else:
+            print(text, flush=True)
+
+
+def json_line(value: Any) -> str:
+    """One line of strict JSON: NaN and infinities are null, paths and NumPy values plain."""
+    return json.dumps(_plain(value), allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+JSON = Annotated[bool, typer.Option("--json", help="One JSON object on one line of stdout.")]
