@@ -6,8 +6,6 @@ Legend: V nodes, E edges.
 from __future__ import annotations
 
 import json
-import re
-import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,29 +18,19 @@ from tiergnn.errors import ConfigError, GraphError, StoreError
 from tiergnn.graph.arrays import ArrayStream, FilledArray, crc32_of, open_array
 from tiergnn.graph.csr import Graph, check_topology
 from tiergnn.graph.ids import NodeIds
-from tiergnn.graph.staging import StagedFolder, fsync_path, replaced_folders, store_errors
+from tiergnn.graph.manifest import (
+    FORMAT,
+    MANIFEST,
+    VERSION,
+    check_name,
+    manifest_crc32,
+    read_manifest,
+)
+from tiergnn.graph.staging import StagedFolder, fsync_path, store_errors
 from tiergnn.graph.table import Table
 from tiergnn.version import __version__
 
-FORMAT = "tiergnn-graph"
-VERSION = 1
-MANIFEST = "manifest.json"
 VERIFY_BYTES = 4 * 1024**3  # folders up to this size have their checksums verified on opening
-
-_ARRAYS = (
-    "rowptr",
-    "col",
-    "edge_weight",
-    "edge_attr",
-    "edge_attr_scale",
-    "x",
-    "x_scale",
-    "y",
-    "node_ids",
-    "node_ids_offsets",
-    "node_ids_text",
-)
-_SPLIT = re.compile(r"splits/[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class FolderWriter:
@@ -138,7 +126,7 @@ class FolderWriter:
             "arrays": arrays,
             "source": {"tiergnn": __version__, **(source or {})},
         }
-        manifest["crc32"] = _manifest_crc32(manifest)
+        manifest["crc32"] = manifest_crc32(manifest)
         path = self._staged.folder / MANIFEST
         with store_errors("write", path):
             path.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
@@ -147,12 +135,7 @@ class FolderWriter:
         return self._staged.path
 
     def _file(self, name: str) -> Path:
-        if name not in _ARRAYS and not _SPLIT.fullmatch(name):
-            raise ConfigError(
-                f"a graph folder has no array {name!r}",
-                hint="splits/NAME with letters, digits, '.', '_' and '-' in NAME, or one of "
-                + ", ".join(_ARRAYS),
-            )
+        check_name(name)
         file = self._staged.folder / f"{name}.npy"
         with store_errors("make", file.parent):
             file.parent.mkdir(exist_ok=True)
@@ -243,56 +226,6 @@ def open_folder(path: str | Path, verify: bool | None = None) -> Graph:
     return graph
 
 
-def read_manifest(path: str | Path) -> dict[str, Any]:
-    """The manifest of a graph folder, checked against its own checksum. Raises StoreError."""
-    path = Path(path)
-    file = path / MANIFEST
-    if not path.exists():
-        aside = replaced_folders(path)
-        raise StoreError(
-            "there is no such graph folder",
-            culprit=str(path),
-            hint=f"a replacement was interrupted: mv {aside[-1]} {path}"
-            if aside
-            else "check the path; `tiergnn ingest SRC --out DIR` makes a graph folder",
-        )
-    if not file.exists():
-        raise StoreError(
-            f"not a graph folder: it has no {MANIFEST}",
-            culprit=str(path),
-            hint="`tiergnn ingest SRC --out DIR` makes a graph folder from files of other kinds",
-        )
-    with store_errors("read", file):
-        text = file.read_bytes()
-    try:
-        manifest = json.loads(text)
-    except ValueError as error:
-        raise _damaged(file, f"is not JSON ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise StoreError(
-            f"the manifest is not of format {FORMAT!r}",
-            culprit=str(file),
-            hint="`tiergnn ingest SRC --out DIR` makes a graph folder from files of other kinds",
-        )
-    version = manifest.get("version")
-    if version != VERSION:
-        newer = isinstance(version, int) and version > VERSION
-        raise StoreError(
-            f"the graph folder is of version {version!r}, this tiergnn reads version {VERSION}",
-            culprit=str(file),
-            hint="a newer tiergnn (pip install -U tiergnn)" if newer else "ingest it again",
-        )
-    crc32 = manifest.pop("crc32", None)
-    if crc32 != _manifest_crc32(manifest):
-        raise _damaged(file, "does not match its own checksum")
-    for name, entry in manifest["arrays"].items():
-        if name not in _ARRAYS and not _SPLIT.fullmatch(name):
-            raise StoreError(f"the manifest lists an unknown array {name!r}", culprit=str(file))
-        if entry["file"] != f"{name}.npy":
-            raise StoreError(f"array {name!r} must be in {name}.npy", culprit=str(file))
-    return manifest
-
-
 def _verify(path: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
     with ThreadPoolExecutor(2) as pool:  # crc32 runs without the interpreter's lock
         found = list(pool.map(lambda entry: crc32_of(path / entry["file"]), entries.values()))
@@ -312,16 +245,3 @@ def _table(
     if name not in arrays:
         return None
     return Table(data=arrays[name], dtype=entries[name]["dtype"], scale=arrays.get(f"{name}_scale"))
-
-
-def _manifest_crc32(manifest: Mapping[str, Any]) -> int:
-    """Of the manifest without its own crc32, as compact JSON with sorted keys."""
-    return zlib.crc32(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode())
-
-
-def _damaged(file: Path, what: str) -> StoreError:
-    return StoreError(
-        f"the manifest {what}",
-        culprit=str(file),
-        hint="restore the file, or ingest the graph again",
-    )

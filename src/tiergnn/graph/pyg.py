@@ -232,22 +232,22 @@ def _square(sizes: tuple[int | None, ...]) -> int | None:
 
 
 def _num_nodes(given: int | None, fields: dict[str, Any], edges: _Edges) -> int:
-    """The number of nodes, from the first that tells it; later checks hold the rest to it."""
-    stated = fields.pop("num_nodes", None)
-    rows = [name for name in fields if name.endswith("_mask")]
-    for value in (given, stated, *(_length(fields.get(name)) for name in ("x", *rows, "y"))):
-        if value is not None:
-            return int(value)
-    if edges.num_nodes is not None:
-        return int(edges.num_nodes)
-    raise GraphError(
-        "nothing tells the number of nodes: there is no num_nodes, x, mask or y",
-        hint="num_nodes=...: isolated nodes cannot be seen in the edges",
-    )
-
-
-def _length(value: Any) -> int | None:
-    return None if value is None else len(value)
+    """The number of nodes, from whatever tells it; all that do must agree."""
+    told = {"num_nodes=": given, "num_nodes": fields.pop("num_nodes", None)}
+    told[f"the sparse size of {edges.name}"] = edges.num_nodes
+    masks = [name for name in fields if name.endswith("_mask")]
+    told |= {name: len(fields[name]) for name in ("x", *masks, "y") if name in fields}
+    told = {name: int(count) for name, count in told.items() if count is not None}
+    if not told:
+        raise GraphError(
+            "nothing tells the number of nodes: there is no num_nodes, x, mask or y",
+            hint="num_nodes=...: isolated nodes cannot be seen in the edges",
+        )
+    (first, num_nodes), *others = told.items()
+    for name, count in others:
+        if count != num_nodes:
+            raise GraphError(f"{first} says {num_nodes} nodes, {name} says {count}")
+    return num_nodes
 
 
 def _array(name: str, value: Any) -> np.ndarray:
