@@ -5,7 +5,7 @@ Legend: E edges given, G edges of the graph, D columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -113,24 +113,29 @@ def sum_rows(table: Table, first: np.ndarray) -> Table:
             "boolean edge_attr cannot be summed over duplicate edges",
             hint="duplicates='keep', or edge_attr as uint8",
         )
-    values = table.data
-    if table.dtype == "bfloat16":
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    total = sum_runs(np.ascontiguousarray(values, dtype=np.float64), starts)
-    if table.dtype in ("int8", "uint8"):
-        limits = np.iinfo(table.dtype)
+    total = sum_runs(widen(table.data, table.dtype), starts)
+    return replace(table, data=round_sums(total, table.dtype))
+
+
+def widen(data: np.ndarray, dtype: str) -> np.ndarray:
+    """Stored bits of a table's ``dtype`` as float64, contiguous, without its scale."""
+    if dtype == "bfloat16":
+        data = (data.astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(data, dtype=np.float64)
+
+
+def round_sums(total: np.ndarray, dtype: str) -> np.ndarray:
+    """float64 sums as the stored bits of ``dtype``; GraphError when an integer does not fit."""
+    if dtype in ("int8", "uint8"):
+        limits = np.iinfo(dtype)
         bad = (total < limits.min) | (total > limits.max)
         if bad.any():
             raise GraphError(
                 f"the sum of edge_attr over duplicate edges is {total[bad][0]:.0f}, "
-                f"which {table.dtype} does not hold",
+                f"which {dtype} does not hold",
                 hint="duplicates='keep', or edge_attr as float32",
             )
-    if table.dtype == "bfloat16":
-        data = to_bfloat16(total)
-    else:
-        data = total.astype(STORED[table.dtype])
-    return Table(data=data, dtype=table.dtype, scale=table.scale)
+    return to_bfloat16(total) if dtype == "bfloat16" else total.astype(STORED[dtype])
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:

@@ -82,7 +82,9 @@ def sum_runs(values, starts):
     out = np.zeros((starts.size, values.shape[1]))
     for r in range(starts.size):
         end = starts[r + 1] if r + 1 < starts.size else values.shape[0]
-        for i in range(starts[r], end):
+        for d in range(values.shape[1]):
+            out[r, d] = values[starts[r], d]  # not 0 + it: a run of one keeps its -0.0
+        for i in range(starts[r] + 1, end):
             for d in range(values.shape[1]):
                 out[r, d] += values[i, d]
     return out
