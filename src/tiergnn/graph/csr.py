@@ -193,7 +193,8 @@ def check_topology(rowptr: np.ndarray, col: np.ndarray) -> None:
         return
     if edge < 0:
         raise GraphError(
-            f"rowptr[{row + 1}] is {rowptr[row + 1]}, below rowptr[{row}]={rowptr[row]}"
+            f"rowptr[{row + 1}] is {rowptr[row + 1]}; it must be "
+            f"{rowptr[row]} (the one before it) to {col.size} (the length of col)"
         )
     if 0 <= col[edge] < rowptr.size - 1:
         raise GraphError(

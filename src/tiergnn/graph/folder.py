@@ -64,11 +64,12 @@ class FolderWriter:
         """Write an array that is at hand. ``dtype``: its logical one where NumPy has none
         (uint16 bits of "bfloat16")."""
         stream = self.stream(name, array.dtype, array.shape, dtype)
-        rows = max(1, 2**23 // max(1, array[:1].nbytes))
-        for start in range(0, len(array), rows) if array.ndim else ():
+        array = np.atleast_1d(array)
+        rows = max(
+            1, 2**23 // max(1, array[:1].nbytes)
+        )  # so that strided arrays need no whole copy
+        for start in range(0, len(array), rows):
             stream.append(array[start : start + rows])
-        if not array.ndim:
-            stream.append(array)
 
     def stream(
         self,
