@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tiergnn.training.options import Options
 
@@ -31,7 +31,7 @@ def train(
     class_weight: str | Any | None = None,
     split: str | int | Mapping[str, Any] | None = None,
     metric: str | Callable[..., Any] | None = None,
-    metric_mode: str | None = None,
+    metric_mode: Literal["max", "min"] | None = None,
     patience: int | None = None,
     clip: float | None = None,
     eval_every: int = 1,
@@ -68,7 +68,8 @@ def train(
     metric_mode "max" or "min". patience: epochs without a better validation metric before stopping.
     clip: largest norm of all gradients together. eval_every: epochs between evaluations.
     features: "auto" (the stored ones, else "degree"), "stored", "degree", "constant", "onehot",
-    "embedding:WIDTH" (learned rows). normalize_features: "row" makes each row sum to 1.
+    "embedding:WIDTH" (learned rows). normalize_features: "row" divides each
+    row by the sum of its absolute values.
     dtype: "float32", "float64" or "bfloat16"; None is the model's own. device_memory: the most that
     the run may take on its device. checkpoint_every: epochs; None is about every 30 seconds.
     progress: True, False, or a callable that gets each epoch's record.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.units import parse_bytes
@@ -28,7 +28,7 @@ class Options:
     class_weight: Any = None  # "balanced", one number a class
     split: Any = None  # spec, mapping of names to ids or masks
     metric: Any = None  # name, callable(out_rows, y_rows)
-    metric_mode: str | None = None
+    metric_mode: Literal["max", "min"] | None = None
     patience: int | None = None
     clip: float | None = None
     eval_every: int = 1
@@ -94,35 +94,34 @@ class Options:
                 value = {"object": _name_of(value)}
             elif option.name == "split" and isinstance(value, Mapping):
                 value = {"given": sorted(value)}
-            elif hasattr(value, "tolist"):
-                value = value.tolist()
+            elif option.name == "class_weight" and not isinstance(value, str | None):
+                value = [float(weight) for weight in value]
             out[option.name] = value
         return out
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any], given: Mapping[str, Any]) -> Options:
-        """The recorded options, with the objects of ``given`` where one was recorded.
+        """The recorded options, with the objects of ``given`` where objects were recorded.
 
         Raises ConfigError when an object is missing, or is given where none was recorded.
         """
         values = dict(record)
         for name in OBJECTS:
-            was_object = isinstance(values[name], Mapping)
+            kept = values[name]
             new = given.get(name)
-            if was_object and new is None:
-                raise ConfigError(
-                    f"this run was made with {name} {values[name]['object']}, "
-                    "which a folder cannot keep",
-                    hint=f"give it again: {name}=...",
-                )
-            if new is not None:
-                if not was_object:
+            if isinstance(kept, Mapping):
+                if new is None:
                     raise ConfigError(
-                        f"this run was made with {name} {values[name]!r}; another one "
-                        "would not continue it",
-                        hint=f"leave {name} out, or train a new run",
+                        f"this run was made with {name} {kept['object']}, "
+                        "which a folder cannot keep",
+                        hint=f"give it again: {name}=...",
                     )
                 values[name] = new
+            elif new is not None:
+                raise ConfigError(
+                    f"this run was made with {name} {kept!r}; another would not continue it",
+                    hint=f"leave {name} out, or train a new run",
+                )
         return cls(**values)
 
 

@@ -1,0 +1,137 @@
+"""The resident executor: the whole graph and its features on one device.
+
+This path is the oracle: whatever else runs a Program must give its numbers.
+
+Legend: V nodes, E edges, D features, C outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from tiergnn.errors import ConfigError
+from tiergnn.graph.csr import Graph
+from tiergnn.kernels.block import Block
+from tiergnn.kernels.dropout import step_key
+from tiergnn.models.trace import Program, trace
+from tiergnn.runtime.memory import PeakMeter, check_room, out_of_memory
+from tiergnn.runtime.rows import Rows
+
+
+class Resident:
+    """A model over a graph that its device holds whole.
+
+    The model is moved to ``device`` and ``dtype`` in place. Node features are the graph's, kept in
+    their stored width and decoded at every pass, or the rows of ``embedding`` [V, D], a parameter.
+    ``normalize_rows`` divides each feature row by the sum of its absolute values.
+    Raises ConfigError for a model that cannot be traced, or wants inputs that the graph lacks, and
+    PlanError when the device (or ``budget_bytes`` of it) cannot hold the least that is needed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        embedding: nn.Parameter | None = None,
+        normalize_rows: bool = False,
+        budget_bytes: int | None = None,
+    ):
+        self.device, self.seed = torch.device(device), seed
+        if graph.x is None and embedding is None:
+            raise ConfigError("the graph has no node features", hint="features='degree'")
+        self._meter = PeakMeter(self.device)
+        check_room(
+            self.device, least_bytes(graph, model, self.device, dtype, embedding), budget_bytes
+        )
+        with out_of_memory(self.device, "loading the graph"):
+            self.model = model.to(self.device, dtype)
+            self.block = Block.from_graph(graph, self.device)
+            self.embedding = embedding
+            if embedding is not None:
+                embedding.data = embedding.data.to(self.device, dtype)
+            else:
+                assert graph.x is not None
+                self._x = Rows(graph.x, self.device, dtype, normalize=normalize_rows)
+            self._edges: dict[str, Tensor] = {}
+            if graph.edge_weight is not None:
+                assert self.block.edge_weight is not None
+                self._edges["edge_weight"] = self.block.edge_weight.to(dtype)
+            self._edge_attr = None
+            if graph.edge_attr is not None:
+                self._edge_attr = Rows(graph.edge_attr, self.device, dtype)
+        self.programs: dict[bool, Program] = {
+            training: trace(self.model, self._inputs(slice(0, 8)), training=training)
+            for training in (True, False)
+        }
+
+    def forward(self, training: bool, step: int = 0) -> Tensor:
+        """The model's output [V, C]; dropout masks are those of ``step``."""
+        with out_of_memory(self.device, "training" if training else "evaluating"):
+            self.model.train(training)
+            key = step_key(self.seed, step)
+            return self.programs[training].run(self._inputs(), self.block, key)
+
+    def train_step(self, loss_of_out: Callable[[Tensor], Tensor], step: int) -> float:
+        """Forward, ``loss_of_out(out)``, backward; gradients add to ``.grad``. Gives the loss."""
+        with out_of_memory(self.device, "training"):
+            loss = loss_of_out(self.forward(True, step))
+            loss.backward()
+            return float(loss.detach())
+
+    @torch.no_grad()
+    def infer(self) -> Tensor:
+        """The output [V, C] in evaluation mode; keeps nothing for a backward."""
+        return self.forward(False)
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """The most taken so far, tier -> bytes: see ``runtime.memory.PeakMeter``."""
+        return self._meter.read()
+
+    def sample_memory(self) -> None:
+        """Look at the memory in use now; a peak between two looks is seen on Linux only."""
+        self._meter.sample()
+
+    def _inputs(self, rows: slice = slice(None)) -> dict[str, Tensor]:
+        x = self.embedding[rows] if self.embedding is not None else self._x.values(rows)
+        inputs = {"x": x} | {name: values[rows] for name, values in self._edges.items()}
+        if self._edge_attr is not None:
+            inputs["edge_attr"] = self._edge_attr.values(rows)
+        return inputs
+
+
+def least_bytes(
+    graph: Graph,
+    model: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    embedding: nn.Parameter | None = None,
+) -> dict[str, int]:
+    """What -> bytes: a lower bound of what training takes on ``device``; activations come on top.
+
+    On the CPU the graph's own arrays are read where they are and do not count.
+    """
+    position = 4 if graph.num_edges < 2**31 else 8
+    transposed = 8 * (graph.num_nodes + 1) + graph.num_edges * (graph.col.itemsize + position)
+    params = [p for p in model.parameters() if not nn.parameter.is_lazy(p)]
+    params += [] if embedding is None else [embedding]
+    needed = {
+        "topology": transposed,
+        "parameters and their gradients": 2 * dtype.itemsize * sum(p.numel() for p in params),
+    }
+    for name, table in (("features", graph.x), ("edge features", graph.edge_attr)):
+        if table is not None:
+            decoded = 0 if table.dtype == str(dtype).removeprefix("torch.") else dtype.itemsize
+            needed[name] = table.num_rows * table.width * decoded
+            if device.type == "cuda":
+                needed[name] += table.data.nbytes
+    if device.type == "cuda":
+        needed["topology"] += graph.topology_bytes
+    return needed

@@ -1,0 +1,60 @@
+"""Feature rows on a device: they travel as stored, and are decoded there.
+
+Legend: R rows, D columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tiergnn.graph.table import Table
+from tiergnn.kernels.block import wrap
+
+
+class Rows:
+    """A table's rows on ``device``, read as ``dtype``; the device keeps the narrower of the two.
+
+    normalize divides every row by the sum of its absolute values (rows of zeros stay).
+    Memory of a table whose rows need no change is shared on the CPU, and never written.
+    """
+
+    def __init__(
+        self, table: Table, device: torch.device, dtype: torch.dtype, *, normalize: bool = False
+    ):
+        self._dtype, self._normalize = dtype, normalize
+        self._stored = stored_tensor(table).to(device)
+        self._scale = None
+        if table.scale is not None:
+            self._scale = torch.from_numpy(table.scale.copy()).to(device)
+        if self._stored.dtype.itemsize >= dtype.itemsize:
+            self._stored = self._decode(self._stored)
+            self._scale, self._normalize = None, False
+
+    @property
+    def held_bytes(self) -> int:
+        return self._stored.numel() * self._stored.element_size()
+
+    def values(self, rows: slice = slice(None)) -> Tensor:
+        """Rows [R, D] as ``dtype``: the held tensor itself where that needs no change."""
+        return self._decode(self._stored[rows])
+
+    def _decode(self, stored: Tensor) -> Tensor:
+        if stored.dtype == self._dtype and self._scale is None and not self._normalize:
+            return stored
+        wide = torch.float64 if stored.dtype == torch.float64 else torch.float32
+        values = stored.to(wide)
+        if self._scale is not None:
+            values = values * self._scale
+        values = values.to(self._dtype) if self._dtype.itemsize > wide.itemsize else values
+        if self._normalize:
+            total = values.abs().sum(dim=1, keepdim=True)
+            values = values / torch.where(total > 0, total, 1.0)
+        return values.to(self._dtype)
+
+
+def stored_tensor(table: Table) -> Tensor:
+    """The table's bits as a tensor of their own dtype, sharing its memory."""
+    if table.dtype == "bfloat16":
+        return wrap(table.data.view("int16")).view(torch.bfloat16)
+    return wrap(table.data)

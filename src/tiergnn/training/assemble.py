@@ -1,0 +1,136 @@
+"""From what a user names (a graph, a model, features, a device) to a Resident that can run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tiergnn.errors import ConfigError, unknown
+from tiergnn.graph.arrays import crc32_of_array
+from tiergnn.graph.csr import Graph
+from tiergnn.graph.folder import read_manifest
+from tiergnn.models import zoo
+from tiergnn.runtime.executor import Resident
+from tiergnn.training.features import choose_features, feature_table
+from tiergnn.training.options import DTYPES, Options
+from tiergnn.training.randomness import random_state
+
+_log = logging.getLogger("tiergnn")
+
+
+def as_graph(graph: Any) -> Graph:
+    """A Graph as it is, a path opened, anything else read as a PyG or OGB object."""
+    if isinstance(graph, Graph):
+        return graph
+    return Graph.open(graph) if isinstance(graph, str | Path) else Graph.from_pyg(graph)
+
+
+def fingerprint(graph: Graph) -> dict[str, int]:
+    """Array name -> CRC-32, the same for a graph in memory and for its folder."""
+    if graph.path is not None:
+        arrays = read_manifest(graph.path)["arrays"]
+        return {n: entry["crc32"] for n, entry in arrays.items() if not n.startswith("node_ids")}
+    found = {
+        "rowptr": graph.rowptr,
+        "col": graph.col,
+        "edge_weight": graph.edge_weight,
+        "y": graph.y,
+        **{f"splits/{name}": ids for name, ids in graph.splits.items()},
+    }
+    for name, table in (("x", graph.x), ("edge_attr", graph.edge_attr)):
+        found[name] = None if table is None else table.data
+        found[f"{name}_scale"] = None if table is None else table.scale
+    return {name: crc32_of_array(array) for name, array in found.items() if array is not None}
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is CUDA where there is some. Raises ConfigError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise unknown("device", name, ("auto", "cpu", "cuda", "cuda:N")) from error
+    if device.type not in ("cpu", "cuda"):
+        raise unknown("device", name, ("auto", "cpu", "cuda", "cuda:N"))
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ConfigError(
+            f"there is no device {name}: CUDA devices here: {count}",
+            hint="device='auto' or 'cpu'; `tiergnn doctor` says what this machine offers",
+        )
+    return device
+
+
+def model_spec(model: Any, graph: Graph, features: str) -> dict[str, Any] | None:
+    """What ``build`` makes a ready model from; None for a module. Raises ConfigError.
+
+    Columns in are those of the features, columns out the classes or targets of the graph.
+    """
+    if isinstance(model, nn.Module):
+        return None
+    options = {"name": model} if isinstance(model, str) else model
+    if not isinstance(options, Mapping) or "name" not in options:
+        raise ConfigError(
+            f"model must be a module, a name, or a mapping with a name, had {model!r}",
+            hint='"gcn", or {"name": "gcn", "hidden_channels": 16}',
+        )
+    if graph.y is None:
+        raise ConfigError("the graph has no labels y to train on")
+    return {
+        "name": options["name"],
+        "in_channels": choose_features(graph, features).width,
+        "out_channels": graph.num_classes or graph.y.shape[1],
+        "options": {key: value for key, value in options.items() if key != "name"},
+    }
+
+
+def build(spec: Mapping[str, Any], seed: int) -> nn.Module:
+    """A ready model whose first weights are those of ``seed``."""
+    with random_state(torch.device("cpu"), seed):
+        return zoo.build(spec["name"], spec["in_channels"], spec["out_channels"], **spec["options"])
+
+
+def resident(graph: Graph, model: nn.Module, options: Options) -> Resident:
+    """The model over the graph with its features, on the device of ``options``.
+
+    Raises ConfigError and PlanError.
+    """
+    features = choose_features(graph, options.features)
+    embedding = None
+    if features.kind == "embedding":
+        if options.normalize_features is not None:
+            raise ConfigError("learned rows are not normalised", hint="no normalize_features")
+        with random_state(torch.device("cpu"), options.seed):
+            rows = torch.randn(graph.num_nodes, features.width) / features.width**0.5
+        embedding = nn.Parameter(rows)
+    made = Resident(
+        model,
+        replace(graph, x=feature_table(graph, features)),
+        device=pick_device(options.device),
+        dtype=_dtype(model, options.dtype),
+        seed=options.seed,
+        embedding=embedding,
+        normalize_rows=options.normalize_features == "row",
+        budget_bytes=options.device_memory_bytes,
+    )
+    for name in ("edge_weight", "edge_attr"):
+        if getattr(graph, name) is not None and name not in made.programs[False].needs:
+            _log.warning("the model does not read the graph's %s", name)
+    return made
+
+
+def _dtype(model: nn.Module, name: str | None) -> torch.dtype:
+    """The dtype to compute in: the one asked for, else that of the model's parameters."""
+    if name is None:
+        found = [p.dtype for p in model.parameters() if p.dtype.is_floating_point]
+        name = str(found[0]).removeprefix("torch.") if found else "float32"
+    if name not in DTYPES:
+        raise unknown("dtype of a model's parameters", name, DTYPES)
+    return getattr(torch, name)

@@ -1,0 +1,97 @@
+"""Files that are whole or absent: written beside their place, synced, then renamed into it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tiergnn.errors import StoreError
+from tiergnn.units import format_bytes
+
+_PARTIAL = re.compile(r"\..*\.partial-\d+")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path`` so that a crash leaves the old file or the new one, never a mix.
+
+    Raises StoreError, having removed what it wrote; the old file is untouched.
+    """
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise unwritable(path, error, len(data)) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_partial(path: Path) -> bool:
+    """Whether this is what a killed ``write_whole`` left behind."""
+    return _PARTIAL.fullmatch(path.name) is not None
+
+
+def unwritable(path: Path, error: OSError, num_bytes: int = 0) -> StoreError:
+    """The StoreError for a failed write: what was written, where, and the way out."""
+    hint = {
+        errno.ENOSPC: "free some disk space, then resume; what was there before is intact",
+        errno.EDQUOT: "free some of your disk quota, then resume; what was there before is intact",
+        errno.EACCES: "a folder that you may write to",
+        errno.EROFS: "a folder that you may write to",
+        errno.ENOENT: "make its folder again; was the run moved or removed?",
+    }.get(error.errno or 0, "see that the disk is sound and has room")
+    what = f"{format_bytes(num_bytes)} " if num_bytes else ""
+    return StoreError(
+        f"cannot write {what}to {path.name}: {error.strerror or error}",
+        culprit=str(path),
+        hint=hint,
+    )
+
+
+def read_json(path: Path) -> Any:
+    """The JSON of a file. Raises StoreError when it cannot be read or is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise StoreError(
+            f"cannot read {path.name}: {error.strerror or error}", culprit=str(path)
+        ) from error
+    except ValueError as error:
+        raise StoreError(
+            f"{path.name} is not JSON: cut short or changed ({error})", culprit=str(path)
+        ) from error
+
+
+def json_bytes(value: Any, *, indent: int | None = None) -> bytes:
+    """Strict JSON: numbers that are not finite become null."""
+    return (json.dumps(_plain(value), allow_nan=False, indent=indent) + "\n").encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

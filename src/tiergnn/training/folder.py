@@ -1,0 +1,135 @@
+"""The run folder: what a run was made of, what it did, and what it can go on from.
+
+run.json         the graph, the model, every option, versions
+log.jsonl        one line an epoch
+checkpoints/     see training.checkpoint
+splits.npz       ids of the splits, when the caller gave them
+result.json      losses, metrics, times and bytes of a finished run
+tensorboard/     when asked for
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiergnn.errors import ConfigError, StoreError
+from tiergnn.training.files import json_bytes, read_json, unwritable, write_whole
+
+FORMAT = "tiergnn-run"
+VERSION = 1
+_OURS = ("run.json", "log.jsonl", "result.json", "splits.npz", "checkpoints", "tensorboard")
+
+
+class RunFolder:
+    """Paths and records of one run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        record: Mapping[str, Any],
+        splits: Mapping[str, np.ndarray] | None,
+        *,
+        overwrite: bool,
+    ) -> RunFolder:
+        """A folder with ``run.json`` in it. Raises ConfigError when something is there already."""
+        folder = cls(Path(path).absolute())
+        folder._make_room(overwrite)
+        try:
+            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(folder.path, error) from error
+        if splits is not None:
+            buffer = io.BytesIO()
+            np.savez(buffer, allow_pickle=False, **splits)
+            write_whole(folder.path / "splits.npz", buffer.getvalue())
+        head = {"format": FORMAT, "version": VERSION}
+        write_whole(folder.path / "run.json", json_bytes({**head, **record}, indent=1))
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> tuple[RunFolder, dict[str, Any]]:
+        """The folder and its ``run.json``. Raises StoreError when it is not a run folder."""
+        folder = cls(Path(path).absolute())
+        file = folder.path / "run.json"
+        if not file.exists():
+            what = "has no run.json" if folder.path.is_dir() else "does not exist"
+            raise StoreError(
+                f"not a run folder: it {what}",
+                culprit=str(folder.path),
+                hint="the folder that train wrote: out='runs/NAME' (--out runs/NAME)",
+            )
+        record = read_json(file)
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise StoreError("run.json is not the record of a run", culprit=str(file))
+        if record.get("version") != VERSION:
+            raise StoreError(
+                f"a run of version {record.get('version')}, this tiergnn reads {VERSION}",
+                culprit=str(file),
+                hint="the tiergnn that wrote it",
+            )
+        return folder, record
+
+    def splits(self) -> dict[str, np.ndarray]:
+        """The ids that the caller gave. Raises StoreError."""
+        path = self.path / "splits.npz"
+        try:
+            with np.load(path, allow_pickle=False) as saved:
+                return {name: saved[name] for name in saved.files}
+        except (OSError, ValueError, EOFError) as error:
+            raise StoreError(f"cannot read splits.npz: {error}", culprit=str(path)) from error
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        write_whole(self.path / "result.json", json_bytes(result, indent=1))
+
+    def _make_room(self, overwrite: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError("the run folder is a file", culprit=str(self.path))
+        try:
+            found = [item.name for item in self.path.iterdir()] if self.path.exists() else []
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        if not found:
+            return
+        if "run.json" not in found:
+            raise ConfigError(
+                f"the run folder holds other files: {', '.join(sorted(found)[:3])}",
+                culprit=str(self.path),
+                hint="a new or an empty folder",
+            )
+        if not overwrite:
+            raise ConfigError(
+                "there is a run in this folder already",
+                culprit=str(self.path),
+                hint=f"go on with it: tiergnn resume {self.path}; or overwrite=True (--overwrite)",
+            )
+        for name in _OURS:
+            item = self.path / name
+            try:
+                if item.is_dir():
+                    shutil.rmtree(item)
+                else:
+                    item.unlink(missing_ok=True)
+            except OSError as error:
+                raise unwritable(item, error) from error

@@ -1,0 +1,324 @@
+"""The loop: one epoch is one full-graph step, and an evaluation of every split.
+
+Legend: V nodes, C outputs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tiergnn.errors import ConfigError, Interrupted, PlanError
+from tiergnn.runtime.executor import Resident
+from tiergnn.runtime.memory import device_budget
+from tiergnn.training.checkpoint import Checkpoint, Checkpoints, check_fits
+from tiergnn.training.folder import RunFolder
+from tiergnn.training.log import JsonLog, Record, TensorBoard, show
+from tiergnn.training.optimizers import (
+    make_optimizer,
+    make_scheduler,
+    needs_closure,
+    wants_metric,
+)
+from tiergnn.training.options import Options
+from tiergnn.training.randomness import get_random, random_state, set_random
+from tiergnn.training.scoring import Scoring
+from tiergnn.training.stop import StopSignals
+from tiergnn.training.sums import fixed_sum
+from tiergnn.units import format_bytes
+
+LR, WEIGHT_DECAY = 0.01, 0.0
+_CHECKPOINT_S = 30.0  # between checkpoints when no number of epochs is given
+_EMBEDDING = "features.embedding"  # the name of learned feature rows among the weights
+_log = logging.getLogger("tiergnn")
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come; all of it is in every checkpoint."""
+
+    epoch: int = 0
+    best_epoch: int = 0
+    best_value: float | None = None
+    finished: str | None = None  # why it ended: "epochs" or "patience"
+    history: list[Record] = field(default_factory=list)
+
+
+class Trainer:
+    """Trains what a Resident holds, by ``options``; into a folder after ``keep_in``."""
+
+    def __init__(
+        self,
+        resident: Resident,
+        scoring: Scoring,
+        options: Options,
+    ):
+        self.resident, self.scoring, self.options = resident, scoring, options
+        self.progress = Progress()
+        self._judging = "val" if scoring.judged("val") else None
+        if options.patience is not None and self._judging is None:
+            raise ConfigError(
+                "patience needs a validation split with labels, and there is none",
+                hint='split="random:0.6/0.2/0.2", or no patience',
+            )
+        embedding = resident.embedding
+        self._params = list(resident.model.parameters())
+        self._params += [] if embedding is None else [embedding]
+        self.optimizer = make_optimizer(
+            options.optimizer,
+            resident.model,
+            [] if embedding is None else [embedding],
+            LR if options.lr is None else options.lr,
+            WEIGHT_DECAY if options.weight_decay is None else options.weight_decay,
+        )
+        self.scheduler = make_scheduler(
+            options.scheduler, self.optimizer, options.epochs, scoring.mode
+        )
+        self._plateau = "metric"
+        if wants_metric(self.scheduler):
+            self._plateau = _plateau_value(self.scheduler.mode, scoring)
+        self.folder: RunFolder | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._best: dict[str, Tensor] = {}
+
+    def keep_in(self, folder: RunFolder) -> None:
+        """Write the log and the checkpoints to this folder."""
+        self.folder, self._checkpoints = folder, Checkpoints(folder.checkpoints)
+
+    def restore(self) -> None:
+        """Take up the folder's newest sound checkpoint. Raises ConfigError, StoreError."""
+        assert self._checkpoints is not None
+        saved = self._checkpoints.load()
+        load_weights(self.resident, saved.weights, str(self._checkpoints.folder))
+        self.optimizer.load_state_dict(saved.state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(saved.state["scheduler"])
+        self.progress = Progress(**saved.state["progress"])
+        self._best = saved.best
+        self._random_state = saved.state["random"]
+
+    def fit(self, progress: bool | Callable[[Record], None]) -> None:
+        """Train to the end; afterwards the model has its best weights.
+
+        torch's global random state is the run's own inside, and is put back at the end.
+        Raises ConfigError, PlanError, StoreError, Interrupted.
+        """
+        device, state = self.resident.device, self.progress
+        with (
+            random_state(device, self.options.seed),
+            device_budget(device, self.options.device_memory_bytes),
+            StopSignals() as stop,
+            ExitStack() as closing,
+        ):
+            if state.epoch:
+                set_random(device, self._random_state)
+            else:
+                self._save()  # so that a run can be resumed from its first second on
+            listeners = self._listeners(progress)
+            for listener in listeners:
+                closing.callback(listener.close)
+            clock = time.monotonic()
+            while state.finished is None:
+                record = self._epoch(state.epoch + 1)
+                for listener in listeners:
+                    listener.epoch(record)
+                due = time.monotonic() - clock > _CHECKPOINT_S
+                if self.options.checkpoint_every is not None:
+                    due = state.epoch % self.options.checkpoint_every == 0
+                if due or state.finished or stop.signum is not None:
+                    self._save()
+                    clock = time.monotonic()
+                if stop.signum is not None and state.finished is None:
+                    where = None if self.folder is None else str(self.folder.path)
+                    raise Interrupted(state.epoch, where, stop.signum)
+        load_weights(self.resident, self._best, "the best weights")
+
+    def _epoch(self, epoch: int) -> Record:
+        """One step and, when it is due, one evaluation; its record, also kept in the history."""
+        start = time.perf_counter()
+        lr = self.optimizer.param_groups[0]["lr"]
+        loss = self._step(epoch)
+        if self.resident.device.type == "cuda":
+            torch.cuda.synchronize(self.resident.device)
+        stepped = time.perf_counter()
+        record: Record = {"epoch": epoch, "loss": loss, "lr": float(lr)}
+        record["seconds"] = stepped - start
+        state = self.progress
+        state.epoch = epoch
+        last = epoch == self.options.epochs
+        if epoch % self.options.eval_every == 0 or last:
+            out = self.resident.infer()
+            scores = self.scoring.scores(out)
+            del out  # V x C values that the next step has no use for
+            record |= scores
+            record["eval_seconds"] = time.perf_counter() - stepped
+            self._judge(epoch, record)
+        self._schedule(record)
+        state.history.append(record)
+        if last:
+            state.finished = "epochs"
+        patience = self.options.patience
+        if patience is not None and "eval_seconds" in record:
+            state.finished = "patience" if epoch - state.best_epoch >= patience else state.finished
+        self._check_budget()
+        return record
+
+    def _step(self, step: int) -> float:
+        """One optimizer step, by the gradient of the whole graph; the loss before it."""
+        losses = []
+
+        def closure() -> float:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = self.resident.train_step(self.scoring.loss, step)
+            if not math.isfinite(loss):
+                raise ConfigError(
+                    f"the training loss became {loss} in epoch {step}",
+                    hint="a smaller lr, clip=1.0, or features of moderate size",
+                )
+            if self.options.clip is not None:
+                clip_norm(self._params, self.options.clip)
+            losses.append(loss)
+            return loss
+
+        if needs_closure(self.optimizer):
+            self.optimizer.step(closure)  # pyright: ignore[reportArgumentType]
+        else:
+            closure()
+            self.optimizer.step()
+        return losses[0]
+
+    def _judge(self, epoch: int, record: Record) -> None:
+        """Keep the weights when validation is better than ever; without validation, always."""
+        value = None
+        if self._judging is not None:
+            value = record[self._judging][self.scoring.metric_name]
+        best, mode = self.progress.best_value, self.scoring.mode
+        if value is not None and math.isnan(value):
+            value = None
+        # While the metric is undefined (one class only) the newest weights are kept.
+        better = best is None
+        if value is not None and best is not None:
+            better = value > best if mode == "max" else value < best
+        if better:
+            self.progress.best_value = value
+            self.progress.best_epoch = epoch
+            self._best = weights_of(self.resident)
+
+    def _schedule(self, record: Record) -> None:
+        if self.scheduler is None:
+            return
+        if not wants_metric(self.scheduler):
+            try:
+                self.scheduler.step()
+            except ValueError as error:
+                raise ConfigError(
+                    f"the scheduler refuses epoch {record['epoch']}: {error}",
+                    hint="a schedule as long as the run",
+                ) from error
+            return
+        split = self._judging or "train"
+        if split not in record:
+            return  # this epoch was not evaluated: there is nothing to tell
+        name = self.scoring.metric_name if self._plateau == "metric" else "loss"
+        if record[split][name] is not None:
+            self.scheduler.step(record[split][name])
+
+    def _check_budget(self) -> None:
+        """On the CPU no allocator holds a run to its budget, so its peak is looked at."""
+        budget = self.options.device_memory_bytes
+        self.resident.sample_memory()
+        if budget is None or self.resident.device.type == "cuda":
+            return
+        peak = self.resident.peak_bytes["host"]
+        if peak > budget:
+            raise PlanError(
+                f"training took {format_bytes(peak)}, device_memory allows {format_bytes(budget)}",
+                hint=f"device_memory of {format_bytes(1.1 * peak)}, or a narrower model",
+            )
+
+    def _save(self) -> None:
+        if self._checkpoints is None:
+            return
+        state, weights = self.progress, weights_of(self.resident)
+        self._checkpoints.save(
+            Checkpoint(
+                epoch=state.epoch,
+                weights=weights,
+                best_epoch=state.best_epoch,
+                best=self._best or weights,
+                state={
+                    "progress": {name: getattr(state, name) for name in Progress.__slots__},
+                    "optimizer": self.optimizer.state_dict(),
+                    "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+                    "random": get_random(self.resident.device),
+                },
+            )
+        )
+
+    def _listeners(self, progress: bool | Callable[[Record], None]) -> list[Any]:
+        history, listeners = self.progress.history, []
+        if self.folder is not None:
+            listeners.append(JsonLog(self.folder.log, history))
+            if self.options.tensorboard:
+                listeners.append(TensorBoard(self.folder.tensorboard, history))
+        shown = show(progress, self.options.epochs, len(history), self.scoring.metric_name)
+        return listeners if shown is None else [*listeners, shown]
+
+
+def weights_of(resident: Resident) -> dict[str, Tensor]:
+    """A copy on the CPU of the model's state_dict, and of learned feature rows.
+
+    Raises ConfigError when the state_dict holds what is not a tensor.
+    """
+    weights = {}
+    for name, value in resident.model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"the model's state_dict holds a {type(value).__name__}, not a tensor, at {name!r}",
+                hint="keep it in a buffer: register_buffer(name, tensor)",
+            )
+        weights[name] = value.detach().to("cpu", copy=True)
+    if resident.embedding is not None:
+        weights[_EMBEDDING] = resident.embedding.detach().to("cpu", copy=True)
+    return weights
+
+
+def load_weights(resident: Resident, weights: dict[str, Tensor], source: str) -> None:
+    """Put ``weights_of`` back. Raises ConfigError when names or shapes differ."""
+    check_fits(weights, weights_of(resident), source)
+    weights = dict(weights)
+    if resident.embedding is not None:
+        resident.embedding.data.copy_(weights.pop(_EMBEDDING))
+    resident.model.load_state_dict(weights)
+
+
+def clip_norm(params: list[nn.Parameter], limit: float) -> float:
+    """Scale all gradients so that their norm together is at most ``limit``; the norm before.
+
+    Sums in a fixed order, whatever the number of threads.
+    """
+    grads = [p.grad for p in params if p.grad is not None]
+    squares = [fixed_sum(grad.detach().square()) for grad in grads]
+    norm = torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+    torch.nn.utils.clip_grads_with_norm_(params, limit, norm)
+    return float(norm)
+
+
+def _plateau_value(mode: str, scoring: Scoring) -> str:
+    """What a ReduceLROnPlateau is told: the metric when both agree which way is better."""
+    if mode == scoring.mode:
+        return "metric"
+    if mode == "min":
+        return "loss"
+    raise ConfigError(
+        f"the scheduler waits for a maximum, and less {scoring.metric_name} is better",
+        hint="ReduceLROnPlateau(optimizer, mode='min')",
+    )

@@ -1,0 +1,321 @@
+"""Run: a trained model with what it did; and the three ways to come by one.
+
+Legend: V nodes, C classes, T targets.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tiergnn.errors import ConfigError, unknown
+from tiergnn.graph.csr import Graph
+from tiergnn.runtime.executor import Resident
+from tiergnn.training.assemble import as_graph, build, fingerprint, model_spec, resident
+from tiergnn.training.checkpoint import Checkpoints
+from tiergnn.training.folder import RunFolder
+from tiergnn.training.log import Record
+from tiergnn.training.loop import Progress, Trainer, load_weights
+from tiergnn.training.optimizers import FIXED_LENGTH
+from tiergnn.training.options import Options
+from tiergnn.training.scoring import NO_CRITERION, Scores, Scoring
+from tiergnn.training.splits import choose_splits, labelled
+from tiergnn.version import __version__
+
+KINDS = ("logits", "probabilities", "labels")
+_log = logging.getLogger("tiergnn")
+
+
+class Run:
+    """A model with its best-validation weights (the last ones where there is no validation).
+
+    path: the run folder, or None. model, graph: what was trained and on what. history: a record an
+    epoch: epoch, loss (before the step), lr, seconds (of the step) and, where it was evaluated,
+    split -> metric -> value and eval_seconds. best_epoch, finished: "epochs", "patience", or None
+    for a run that was not trained to its end. peak_bytes: tier -> the most memory taken.
+    """
+
+    def __init__(
+        self,
+        held: Resident,
+        graph: Graph,
+        options: Options,
+        progress: Progress,
+        path: Path | None,
+    ):
+        self._resident, self._options = held, options
+        self.path, self.model, self.graph = path, held.model, graph
+        self.history, self.best_epoch = progress.history, progress.best_epoch
+        self.finished = progress.finished
+        self.peak_bytes = held.peak_bytes
+
+    @property
+    def losses(self) -> list[float]:
+        """The training loss of every epoch."""
+        return [record["loss"] for record in self.history]
+
+    @property
+    def metrics(self) -> dict[str, Scores]:
+        """split -> metric -> value after the best epoch; None where a metric is undefined."""
+        if not self.best_epoch:
+            return {}
+        record = self.history[self.best_epoch - 1]
+        return {name: value for name, value in record.items() if isinstance(value, dict)}
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """Median of the steps after the first, which also compiles kernels; None before any."""
+        seconds = [record["seconds"] for record in self.history]
+        return statistics.median(seconds[1:] or seconds) if seconds else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """What ``result.json`` and ``train --json`` hold."""
+        return {
+            "losses": self.losses,
+            "metrics": self.metrics,
+            "best_epoch": self.best_epoch,
+            "epochs": len(self.history),
+            "finished": self.finished,
+            "seconds_per_epoch": self.seconds_per_epoch,
+            "peak_bytes": self.peak_bytes,
+            "run": None if self.path is None else str(self.path),
+        }
+
+    def evaluate(self, split: str | None = None) -> dict[str, Scores]:
+        """split -> metric -> value of these weights, "loss" among them.
+
+        split: train, val, test, any split stored in the graph, or "all" for every labelled node;
+        None gives those of the run. Raises ConfigError.
+        """
+        options = self._options
+        if split == "all":
+            splits = {"all": np.flatnonzero(labelled(self.graph))}
+        elif split is not None and split in self.graph.splits:
+            splits = {split: np.asarray(self.graph.splits[split])}
+        else:
+            splits = choose_splits(self.graph, options.split, options.seed)
+            known = (*splits, *self.graph.splits, "all")
+            if split is not None and split not in splits:
+                raise unknown("split", split, dict.fromkeys(known))
+            splits = splits if split is None else {split: splits[split]}
+        scoring = _scoring(self.graph, splits, self._resident.device, options)
+        out = self._resident.infer()
+        scoring.check_output(out, self.graph.num_nodes)
+        return scoring.scores(out)
+
+    def predict(self, kind: str = "logits") -> np.ndarray:
+        """The output for every node, in the graph's node order. See ``api.predict``."""
+        if kind not in KINDS:
+            raise unknown("kind of prediction", kind, KINDS)
+        out = self._resident.infer()
+        out = out.float() if out.dtype.itemsize < 4 else out
+        if kind != "logits":
+            out = self._readable(out, kind)
+        return out.cpu().numpy()
+
+    def _readable(self, out: torch.Tensor, kind: str) -> torch.Tensor:
+        task = self.graph.task
+        if task == "multilabel":
+            return out.sigmoid() if kind == "probabilities" else (out > 0).to(torch.int8)
+        if task == "real":
+            raise ConfigError(f"a real task has no {kind}", hint="kind='logits': its values")
+        out = out.reshape(out.shape[0], -1)
+        if out.shape[1] == 1:  # one logit of two classes
+            out = torch.cat([torch.zeros_like(out), out], dim=1)
+        return out.softmax(dim=1) if kind == "probabilities" else out.argmax(dim=1)
+
+
+def start(
+    graph: Any,
+    model: Any,
+    options: Options,
+    *,
+    out: str | Path | None,
+    progress: bool | Callable[[Record], None],
+    overwrite: bool,
+) -> Run:
+    """A new run: see ``api.train``. Everything is checked before the folder is touched."""
+    graph = as_graph(graph)
+    if out is None and (options.tensorboard or options.checkpoint_every is not None):
+        raise ConfigError(
+            "tensorboard and checkpoint_every need a run folder", hint="out='runs/NAME'"
+        )
+    splits = choose_splits(graph, options.split, options.seed)
+    spec = model_spec(model, graph, options.features)
+    module = model if spec is None else build(spec, options.seed)
+    trainer = _trainer(graph, splits, module, options)
+    if out is not None:
+        record = {
+            "graph": {
+                "path": None if graph.path is None else str(Path(graph.path).absolute()),
+                "arrays": fingerprint(graph),
+            },
+            "task": graph.task,
+            "model": {"ready": spec, "text": repr(module)},
+            "options": options.to_json(),
+            "versions": {
+                "tiergnn": __version__,
+                "torch": torch.__version__,
+                "python": sys.version.split()[0],
+            },
+        }
+        given = splits if isinstance(options.split, Mapping) else None
+        trainer.keep_in(RunFolder.create(out, record, given, overwrite=overwrite))
+    return _finish(trainer, graph, options, progress)
+
+
+def restart(
+    run_dir: str | Path,
+    graph: Any,
+    model: nn.Module | None,
+    *,
+    given: Mapping[str, Any],
+    epochs: int | None,
+    device: str | None,
+    progress: bool | Callable[[Record], None],
+) -> Run:
+    """A run continued: see ``api.resume``."""
+    folder, record = RunFolder.open(run_dir)
+    options = _recorded_options(folder, record["options"], given)
+    if device is not None:
+        options = replace(options, device=device)
+    if epochs is not None and epochs != options.epochs:
+        if options.scheduler in FIXED_LENGTH:
+            raise ConfigError(
+                f"the {options.scheduler} schedule was made for {options.epochs} epochs",
+                hint="train a new run, or resume without epochs",
+            )
+        options = replace(options, epochs=epochs)
+    graph = _recorded_graph(record, graph, must_match=True)
+    splits = choose_splits(graph, options.split, options.seed)
+    trainer = _trainer(graph, splits, _recorded_model(record, model, options), options)
+    trainer.keep_in(folder)
+    trainer.restore()
+    done = trainer.progress.epoch
+    if options.epochs < done:
+        raise ConfigError(f"the run has done {done} epochs, more than {options.epochs}")
+    if trainer.progress.finished == "epochs" and options.epochs > done:
+        trainer.progress.finished = None
+    return _finish(trainer, graph, options, progress)
+
+
+def reopen(
+    run_dir: str | Path,
+    graph: Any,
+    model: nn.Module | None,
+    *,
+    given: Mapping[str, Any] | None = None,
+    device: str | None,
+) -> Run:
+    """A run with its best weights, to evaluate and predict with, maybe on another graph."""
+    folder, record = RunFolder.open(run_dir)
+    # What only training needs may stay away; a missing criterion leaves the loss undefined.
+    stand_in = {"optimizer": "adam", "scheduler": None, "criterion": NO_CRITERION, "metric": None}
+    recorded = dict(record["options"])
+    for name, default in stand_in.items():
+        if isinstance(recorded[name], Mapping) and (given or {}).get(name) is None:
+            recorded[name] = default
+            if name == "metric":
+                recorded["metric_mode"] = None
+    options = _recorded_options(folder, recorded, given or {})
+    options = options if device is None else replace(options, device=device)
+    graph = _recorded_graph(record, graph, must_match=False)
+    held = resident(graph, _recorded_model(record, model, options), options)
+    weights, state = Checkpoints(folder.checkpoints).load_best()
+    load_weights(held, weights, str(folder.checkpoints))
+    return Run(held, graph, options, Progress(**state["progress"]), folder.path)
+
+
+def _trainer(
+    graph: Graph, splits: Mapping[str, np.ndarray], model: nn.Module, options: Options
+) -> Trainer:
+    held = resident(graph, model, options)
+    scoring = _scoring(graph, splits, held.device, options)
+    scoring.check_output(held.infer(), graph.num_nodes)
+    return Trainer(held, scoring, options)
+
+
+def _scoring(
+    graph: Graph, splits: Mapping[str, np.ndarray], device: torch.device, options: Options
+) -> Scoring:
+    return Scoring(
+        graph,
+        splits,
+        device,
+        criterion=options.criterion,
+        class_weight=options.class_weight,
+        metric=options.metric,
+        mode=options.metric_mode,
+    )
+
+
+def _finish(
+    trainer: Trainer,
+    graph: Graph,
+    options: Options,
+    progress: bool | Callable[[Record], None],
+) -> Run:
+    trainer.fit(progress)
+    folder = trainer.folder
+    path = None if folder is None else folder.path
+    run = Run(trainer.resident, graph, options, trainer.progress, path)
+    if folder is not None:
+        folder.finish(run.as_dict())
+    return run
+
+
+def _recorded_options(
+    folder: RunFolder, recorded: Mapping[str, Any], given: Mapping[str, Any]
+) -> Options:
+    values = dict(recorded)
+    if isinstance(values["split"], Mapping):
+        values["split"] = folder.splits()
+    return Options.from_json(values, given)
+
+
+def _recorded_graph(record: Mapping[str, Any], graph: Any, *, must_match: bool) -> Graph:
+    """The graph given, else the recorded folder; refused when it must match and does not."""
+    kept = record["graph"]
+    if graph is None and kept["path"] is None:
+        raise ConfigError(
+            "this run was trained on a graph in memory, which a folder cannot keep",
+            hint="give it again: graph=... (or graph.save(DIR) first and train on DIR)",
+        )
+    found = as_graph(kept["path"] if graph is None else graph)
+    if must_match or graph is None:
+        now = fingerprint(found)
+        if changed := sorted(
+            n for n in {*now, *kept["arrays"]} if now.get(n) != kept["arrays"].get(n)
+        ):
+            raise ConfigError(
+                f"the graph is not the one that was trained on: {', '.join(changed)} differ",
+                culprit=kept["path"],
+                hint="the graph as it was, or a new run",
+            )
+    return found
+
+
+def _recorded_model(
+    record: Mapping[str, Any], model: nn.Module | None, options: Options
+) -> nn.Module:
+    """The module given, else the ready model that was recorded, with its first weights."""
+    kept = record["model"]
+    if model is None:
+        if kept["ready"] is None:
+            raise ConfigError(
+                "this run trained a model of your own, which a folder cannot keep",
+                hint="build it again and give it: model=...",
+            )
+        return build(kept["ready"], options.seed)
+    if repr(model) != kept["text"]:
+        _log.warning("the model reads\n%r\nand was trained as\n%s", model, kept["text"])
+    return model

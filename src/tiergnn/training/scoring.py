@@ -1,0 +1,164 @@
+"""Scoring: the labels of the splits on the device, and what an output is worth against them.
+
+Legend: V nodes, N labelled rows of a split, C classes, T targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiergnn.errors import ConfigError
+from tiergnn.graph.csr import Graph
+from tiergnn.training.criteria import make_criterion
+from tiergnn.training.metrics import MORE, OURS, check_metric, compute, compute_more, metric_mode
+from tiergnn.training.splits import labelled
+
+Mode = Literal["max", "min"]
+NO_CRITERION = "no criterion"  # scores carry no loss
+Scores = dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The labelled nodes of a split and their labels, on the device."""
+
+    ids: Tensor  # int64 [N]
+    y: Tensor  # int64 [N]; int8 [N, C]; float [N, T]
+
+
+class Scoring:
+    """Losses and metrics of a model's output [V, C] over named splits."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        splits: Mapping[str, np.ndarray],
+        device: torch.device,
+        *,
+        criterion: Any = None,
+        class_weight: Any = None,
+        metric: Any = None,
+        mode: Mode | None = None,
+    ):
+        if graph.y is None or graph.task is None:
+            raise ConfigError("the graph has no labels y to train on or to be judged by")
+        self.task, self.num_classes = graph.task, graph.num_classes
+        self.mode: Mode
+        self.metric, self.metric_name, self.mode = _judge(graph.task, metric, mode)
+        has_label = labelled(graph)
+        self._rows = {
+            name: _Rows(
+                torch.from_numpy(ids[has_label[ids]]).to(device),
+                _labels(graph, ids[has_label[ids]]).to(device),
+            )
+            for name, ids in splits.items()
+        }
+        weigh = self._rows.get("train", next(iter(self._rows.values()))).y
+        self._own_criterion = callable(criterion)
+        self._criterion = None
+        if criterion is not NO_CRITERION:
+            self._criterion = make_criterion(
+                graph.task, criterion, class_weight, weigh, graph.num_classes
+            )
+
+    def loss(self, out: Tensor, split: str = "train") -> Tensor:
+        """The criterion over the labelled rows of a split, a scalar. Raises ConfigError."""
+        rows = self._rows[split]
+        assert self._criterion is not None
+        values = _select(out, rows.ids) if self._own_criterion else self._outputs(out, rows.ids)
+        loss = self._criterion(values, self._target(rows.y, values))
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ConfigError(
+                f"criterion(out_rows, y_rows) must give one number, gave {_shape(loss)}"
+            )
+        return loss.reshape(())
+
+    def scores(self, out: Tensor) -> dict[str, Scores]:
+        """split -> metric -> value, "loss" among them; None where undefined."""
+        return {name: self._score(out, name) for name in self._rows}
+
+    def judged(self, split: str) -> bool:
+        """Whether the split has labelled rows to judge by."""
+        return split in self._rows and self._rows[split].ids.numel() > 0
+
+    def _score(self, out: Tensor, split: str) -> Scores:
+        rows = self._rows[split]
+        empty = not rows.ids.numel()
+        values = self._outputs(out, rows.ids)
+        unknown = empty or self._criterion is None
+        scores: Scores = {"loss": None if unknown else float(self.loss(out, split))}
+        scores |= compute(self.task, values, rows.y, self.num_classes)
+        if callable(self.metric):
+            own: Any = None
+            if not empty:
+                values = _select(out, rows.ids)
+                own = self.metric(values, self._target(rows.y, values))
+            scores[self.metric_name] = None if own is None else float(own)
+        elif self.metric_name in MORE[self.task]:
+            scores[self.metric_name] = compute_more(self.metric_name, self.task, values, rows.y)
+        return scores
+
+    def _outputs(self, out: Tensor, ids: Tensor) -> Tensor:
+        """Rows of the output as [N, C]: one logit of two classes becomes the pair (0, logit)."""
+        rows = _select(out, ids)
+        if rows.dim() == 1:
+            rows = rows[:, None]
+        if self.task == "class" and self.num_classes == 2 and rows.shape[1] == 1:
+            return torch.cat([torch.zeros_like(rows), rows], dim=1)
+        return rows
+
+    def _target(self, y: Tensor, out: Tensor) -> Tensor:
+        """Labels as a criterion wants them: classes, or floats in the shape of the output."""
+        if self.task == "class":
+            return y
+        return (y[:, 0] if out.dim() == 1 else y).to(out.dtype)
+
+    def check_output(self, out: Tensor, num_nodes: int) -> None:
+        """Raise ConfigError unless ``out`` has a row a node and a column a class or target."""
+        width = out.shape[1] if out.dim() == 2 else 1
+        wanted = self._rows[next(iter(self._rows))].y.shape[-1] if self.task == "real" else 0
+        wanted = self.num_classes or wanted
+        fits = width == wanted
+        if self.task == "class":
+            fits = width >= wanted or (wanted == 2 and width == 1)
+        if out.dim() not in (1, 2) or out.shape[0] != num_nodes or not fits:
+            raise ConfigError(
+                f"the model gives {list(out.shape)}; "
+                f"{num_nodes} nodes of a {self.task} task need [{num_nodes}, {wanted}]",
+                hint=f"out_channels={wanted}",
+            )
+
+
+def _judge(task: str, metric: Any, mode: Mode | None) -> tuple[Any, str, Mode]:
+    """The metric that validation judges by, its name, and which way is better."""
+    if callable(metric):
+        name = getattr(metric, "__name__", type(metric).__name__)
+        assert mode is not None
+        return metric, name if name.isidentifier() else "metric", mode
+    name = OURS[task][0] if metric is None else metric
+    check_metric(task, name)
+    return name, name, metric_mode(name)
+
+
+def _labels(graph: Graph, ids: np.ndarray) -> Tensor:
+    assert graph.y is not None
+    y = np.asarray(graph.y[ids])
+    if graph.task == "class":
+        return torch.from_numpy(y.astype(np.int64).reshape(-1))
+    return torch.from_numpy(np.ascontiguousarray(y.reshape(ids.size, -1)))
+
+
+def _select(out: Tensor, ids: Tensor) -> Tensor:
+    """Rows of the output; half-precision ones as float32, in which losses and metrics are made."""
+    rows = out.index_select(0, ids)
+    return rows.float() if rows.dtype.itemsize < 4 else rows
+
+
+def _shape(value: Any) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"{value!r}"

@@ -1,0 +1,40 @@
+"""Ctrl-C and SIGTERM as a wish that the loop sees between two epochs."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class StopSignals:
+    """While entered, the first SIGINT or SIGTERM sets ``signum``; a second one acts as ever.
+
+    Signals are the main thread's: in any other thread this does nothing.
+    """
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.getsignal(number) for number in self._SIGNALS}
+            for number in self._SIGNALS:
+                signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
