@@ -72,7 +72,10 @@ class NodeIds:
             raise GraphError(
                 f"node ids must be whole numbers or strings, had {array.dtype}"
             ) from None
-        text = np.frombuffer(joined.encode(), np.uint8)
+        try:
+            text = np.frombuffer(joined.encode(), np.uint8)
+        except UnicodeEncodeError as error:
+            raise GraphError(f"a node id is not valid text: {error.reason}") from None
         ends = np.flatnonzero(text == 0)
         if ends.size != max(len(names) - 1, 0):
             raise GraphError("a node id holds the NUL character")

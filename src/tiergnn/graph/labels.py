@@ -150,7 +150,7 @@ def _whole(columns: np.ndarray, task: str) -> np.ndarray:
         return columns
     known = np.where(np.isnan(columns), -1, columns)
     _refuse(
-        known != np.floor(known),
+        (known != np.floor(known)) | (np.abs(known) > 2**31),
         columns,
         f"is not a whole number, and task is {task!r}",
         "task='real' for regression",
