@@ -148,7 +148,7 @@ def _whole(columns: np.ndarray, task: str) -> np.ndarray:
     """Whole numbers, with NaN as -1. Raises GraphError at the first value with a fraction."""
     if columns.dtype.kind != "f":
         return columns
-    known = np.where(np.isnan(columns), -1, columns)
+    known = np.where(np.isnan(columns), -1, columns).astype(np.float64)
     _refuse(
         (known != np.floor(known)) | (np.abs(known) > 2**31),
         columns,
