@@ -144,7 +144,7 @@ def sum_by_part(part_of, weight, num_parts):
 
 @numba.njit(cache=True, nogil=True)
 def cut_weight(part_of, xadj, adjncy, eweight):
-    """Weight of the view's entries that join two parts: twice the edges cut, when weighted."""
+    """Weight of the entries of a view (``undirected_view``) that join two parts."""
     total = 0
     for v in range(part_of.size):
         for e in range(xadj[v], xadj[v + 1]):
@@ -154,38 +154,33 @@ def cut_weight(part_of, xadj, adjncy, eweight):
 
 
 def rebalance(
-    part_of: np.ndarray,
-    num_parts: int,
-    criteria: list[Criterion],
-    view: View,
+    part_of: np.ndarray, num_parts: int, criteria: list[Criterion], view: View
 ) -> np.ndarray:
-    """Move nodes until every part's loads are within bounds, cutting as few edges as it can.
+    """Move nodes until every part's loads are within bounds, then where fewer edges are cut.
 
-    part_of int32 [V]. Returns a new part_of, or the given one when nothing is out of bounds.
-    Deterministic. What cannot be met (one node heavier than a part's share) is brought as near as
-    moving single nodes brings it.
+    part_of int32 [V]; returns a new one. Deterministic. What cannot be met (one node heavier than
+    a part's share) is brought as near as moving single nodes brings it.
 
     Greedy: each move lowers the excess, best edge gain first; splits come before nodes and edges,
     which count in units of a mean part. Then boundary nodes move where fewer edges are cut and no
     excess grows.
     """
+    part_of = part_of.copy()
     criteria = [c for c in criteria if c.total]
-    loads = [c.loads(part_of, num_parts) for c in criteria]
-    if all(c.holds(load) for c, load in zip(criteria, loads, strict=True)):
+    if num_parts == 1 or not criteria:
         return part_of
-    part_of, load = part_of.copy(), np.stack(loads)
+    load = np.stack([c.loads(part_of, num_parts) for c in criteria])
     weight = np.stack([c.weight for c in criteria], axis=1)
     bounds = np.array([_aim(c).bounds(num_parts) for c in criteria], np.int64)
     splits = np.array([c.name not in ("nodes", "edges") for c in criteria])
     unit = num_parts / np.array([c.total for c in criteria]) * np.where(splits, 1e6, 1.0)
     state = (view.xadj, view.adjncy, view.eweight, weight, bounds, unit, part_of, load)
     for _ in range(_MAX_PASSES):
+        if all(c.holds(row) for c, row in zip(criteria, load, strict=True)):
+            break
         gain = _gains(*state)
         queue = np.flatnonzero(gain > -np.inf)
-        queue = queue[np.argsort(-gain[queue], kind="stable")]
-        if _relieve(queue, *state) == 0 or all(
-            c.holds(row) for c, row in zip(criteria, load, strict=True)
-        ):
+        if _relieve(queue[np.argsort(-gain[queue], kind="stable")], *state) == 0:
             break
     for _ in range(_MAX_PASSES):
         if _refine(*state) * 1000 <= part_of.size:
