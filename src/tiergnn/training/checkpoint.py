@@ -145,16 +145,15 @@ class Checkpoints:
             raise _FlawError(f"{path} is cut short or changed") from error
         if not isinstance(record, dict) or record.get("format") != FORMAT:
             raise _FlawError(f"{path} is not a checkpoint")
-        if record.get("version") != VERSION:
+        if record.pop("crc32", None) != _crc(record):
+            raise _FlawError(f"{path} does not fit its checksum")
+        if record["version"] != VERSION:
             raise StoreError(
-                f"a checkpoint of version {record.get('version')}, this tiergnn reads {VERSION}",
+                f"a checkpoint of version {record['version']}, this tiergnn reads {VERSION}",
                 culprit=str(path),
                 hint="the tiergnn that wrote it (run.json names its version)",
             )
-        body = record.get("body")
-        if not isinstance(body, dict) or record.get("crc32") != _crc(body):
-            raise _FlawError(f"{path} does not fit its checksum")
-        return body
+        return record["body"]
 
     def _tensors(self, entry: dict[str, Any]) -> dict[str, Tensor]:
         path = self.folder / entry["file"]
@@ -222,12 +221,13 @@ class _FlawError(Exception):
 
 
 def _sealed(body: dict[str, Any]) -> bytes:
-    record = {"format": FORMAT, "version": VERSION, "crc32": _crc(body), "body": body}
-    return json.dumps(record, allow_nan=False).encode()
+    record = {"format": FORMAT, "version": VERSION, "body": body}
+    return json.dumps({**record, "crc32": _crc(record)}, allow_nan=False).encode()
 
 
-def _crc(body: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(body, allow_nan=False).encode())
+def _crc(record: dict[str, Any]) -> int:
+    """Of a record without its crc32: the same text before writing and after reading."""
+    return zlib.crc32(json.dumps(record, allow_nan=False).encode())
 
 
 def _read_bytes(path: Path) -> bytes:
