@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def open_array(folder: Path, name: str, entry: Mapping[str, Any]) -> np.ndarray:
         empty = 0 in entry["shape"]
         try:
             array = np.load(file, mmap_mode=None if empty else "r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
+        except (ValueError, TypeError, KeyError, EOFError, SyntaxError, TokenError) as error:
             raise StoreError(f"not a .npy array: {error}", culprit=str(file)) from error
     stored = STORED.get(entry["dtype"], entry["dtype"])
     if array.dtype.name != str(stored) or list(array.shape) != entry["shape"]:
