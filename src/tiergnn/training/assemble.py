@@ -110,16 +110,18 @@ def resident(graph: Graph, model: nn.Module, options: Options) -> Resident:
         with random_state(torch.device("cpu"), options.seed):
             rows = torch.randn(graph.num_nodes, features.width) / features.width**0.5
         embedding = nn.Parameter(rows)
-    made = Resident(
-        model,
-        replace(graph, x=feature_table(graph, features)),
-        device=pick_device(options.device),
-        dtype=_dtype(model, options.dtype),
-        seed=options.seed,
-        embedding=embedding,
-        normalize_rows=options.normalize_features == "row",
-        budget_bytes=options.device_memory_bytes,
-    )
+    device = pick_device(options.device)
+    with random_state(device, options.seed):  # lazy parameters get their first values here
+        made = Resident(
+            model,
+            replace(graph, x=feature_table(graph, features)),
+            device=device,
+            dtype=_dtype(model, options.dtype),
+            seed=options.seed,
+            embedding=embedding,
+            normalize_rows=options.normalize_features == "row",
+            budget_bytes=options.device_memory_bytes,
+        )
     for name in ("edge_weight", "edge_attr"):
         if getattr(graph, name) is not None and name not in made.programs[False].needs:
             _log.warning("the model does not read the graph's %s", name)
