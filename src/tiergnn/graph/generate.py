@@ -147,6 +147,8 @@ def sbm(
     total = int(sizes.sum())
     if min(train_frac, val_frac) < 0 or train_frac + val_frac > 1:
         raise ConfigError(f"train_frac and val_frac must be parts of 1: {train_frac}, {val_frac}")
+    if degree < 0:
+        raise ConfigError(f"degree must be 0 or more, had {degree}")
     if not 0 <= homophily <= 1:
         raise ConfigError(f"homophily must be within 0..1, had {homophily}")
     src, dst = _block_edges(sizes, degree, homophily, seed)
