@@ -16,7 +16,7 @@ os.register_at_fork(after_in_child=_pools.clear)
 
 
 def spread(work: Callable[[int, int], None], num_tasks: int) -> None:
-    """Call ``work(first, last)`` on pieces that cover range(num_tasks), and return when all are done.
+    """Call ``work(first, last)`` on pieces that cover range(num_tasks); returns when all are done.
 
     Pieces run in any order, on the caller's thread and on torch.get_num_threads() - 1 others, so
     ``work`` must release the GIL and tasks must not write to the same places.
