@@ -62,7 +62,7 @@ class Criterion:
 
 
 def read_balance(
-    graph: Graph, balance: Mapping[str, float] | Iterable[str] | str
+    graph: Graph, balance: Mapping[str, float | None] | Iterable[str] | str
 ) -> list[Criterion]:
     """Criteria by name, with the tolerances given or else those of ``TOLERANCE``.
 

@@ -306,7 +306,7 @@ def partition(
     method: str = "block",
     *,
     seed: int = 0,
-    balance: Mapping[str, float] | Iterable[str] | str = ("nodes",),
+    balance: Mapping[str, float | None] | Iterable[str] | str = ("nodes",),
 ) -> Partition:
     """Share the nodes of ``graph`` out over parts. The same arguments give the same parts.
 
