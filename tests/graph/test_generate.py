@@ -267,6 +267,10 @@ def test_sbm_neighbours_tell_more_than_a_node_itself():
     assert accuracy(around + x) > 0.8
 
 
+def test_sbm_without_features():
+    assert sbm(20, 2, degree=2, num_features=0).x.data.shape == (20, 0)
+
+
 def test_sbm_signal_and_size_of_means():
     graph = sbm([3000, 3000], 2, num_features=16, signal=3.0, shuffle=False)
     x = graph.x.data.astype(np.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import numpy as np
@@ -18,6 +19,7 @@ from tiergnn.errors import GraphError
 from tiergnn.graph.csr import Graph, from_edges
 from tiergnn.graph.edges import to_bfloat16
 from tiergnn.graph.ids import NodeIds
+from tiergnn.graph.pyg import from_pyg
 from tiergnn.graph.table import STORED, Table
 
 few = settings(max_examples=30, deadline=None)
@@ -485,6 +487,11 @@ def test_edge_feat_and_extra_arrays_of_ogb():
     with pytest.warns(UserWarning, match="a Graph has no place for node_year: left out"):
         graph = Graph.from_pyg((extra, None))
     assert graph.edge_attr.width == 3
+
+
+def test_the_method_takes_what_the_function_takes():
+    method = dict(inspect.signature(Graph.from_pyg).parameters)
+    assert method == dict(inspect.signature(from_pyg).parameters)
 
 
 # --- data sets, and what is refused -------------------------------------------------------------

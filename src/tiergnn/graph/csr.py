@@ -133,11 +133,34 @@ class Graph:
         return save_folder(self, path, overwrite=overwrite)
 
     @classmethod
-    def from_pyg(cls, data: Any, **options: Any) -> Graph:
-        """A PyG Data, or an OGB ``(graph, labels)`` pair, as a Graph. See ``graph.pyg``."""
+    def from_pyg(
+        cls,
+        data: Any,
+        *,
+        num_nodes: int | None = None,
+        splits: Mapping[str, Any] | None = None,
+        task: str | None = None,
+        num_classes: int | None = None,
+        undirected: bool = False,
+        duplicates: str = "keep",
+        self_loops: str = "keep",
+    ) -> Graph:
+        """A PyG Data, an OGB ``(graph, labels)`` pair or a data set of one graph as a Graph.
+
+        Floats in y are real targets unless task="class" says otherwise. See ``graph.pyg``.
+        """
         from tiergnn.graph.pyg import from_pyg
 
-        return from_pyg(data, **options)
+        return from_pyg(
+            data,
+            num_nodes=num_nodes,
+            splits=splits,
+            task=task,
+            num_classes=num_classes,
+            undirected=undirected,
+            duplicates=duplicates,
+            self_loops=self_loops,
+        )
 
     def to_pyg(self) -> Any:
         """A PyG Data in this graph's node order. See ``graph.pyg``."""
