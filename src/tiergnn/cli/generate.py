@@ -22,7 +22,7 @@ BOTH_WAYS = Annotated[bool, typer.Option("--undirected", help="Add the reverse o
 app = typer.Typer(
     name="generate",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     help="A seeded graph, the same on every machine, as a graph folder.\n\n"
     "Example: tiergnn generate sbm --nodes 10000 --classes 5 --out data/sbm",
 )

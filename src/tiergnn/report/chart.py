@@ -154,14 +154,16 @@ def _up(low: float, high: float) -> _Axis:
     low, high = _apart(low, high)
     step = _step(low, high)
     first, last = math.floor(low / step), math.ceil(high / step)
-    ticks = tuple(round(i * step, 12) for i in range(first, last + 1))
+    ticks = tuple(i * step for i in range(first, last + 1))
     return _Axis(ticks[0], ticks[-1], ticks, HEIGHT - BOTTOM, TOP)
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
-    if low < high:
+    """Bounds that ticks of six digits can tell apart."""
+    size = max(abs(low), abs(high))
+    if high - low > 1e-5 * size:
         return low, high
-    return low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
+    return low - (0.1 * size or 0.5), high + (0.1 * size or 0.5)
 
 
 def _step(low: float, high: float) -> float:

@@ -1,0 +1,64 @@
+"""The ``tiergnn`` command: its subcommands, one file a family."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Annotated
+
+import typer
+
+from tiergnn.cli import demo, generate, info, ingest, machine, parts, results, runs
+from tiergnn.cli.output import Command, guarded
+from tiergnn.version import __version__
+
+app = typer.Typer(
+    name="tiergnn",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+for _command in (
+    machine.doctor,
+    demo.demo,
+    ingest.ingest,
+    info.info,
+    parts.partition,
+    runs.train,
+    runs.resume,
+    results.evaluate,
+    results.predict,
+    results.report,
+):
+    app.command(cls=Command)(guarded(_command))
+app.add_typer(generate.app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"tiergnn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Train graph neural networks on graphs that do not fit: planned first, exact always.
+
+    Start with: tiergnn demo
+
+    Exit codes: 0 done, 2 bad input, 3 a file or folder that cannot be used, 130 stopped by Ctrl-C
+    after a checkpoint, 1 anything else. TIERGNN_DEBUG=1 adds tracebacks, TIERGNN_LOG=INFO what is
+    chosen on the way.
+    """
+    level = os.environ.get("TIERGNN_LOG", "WARNING").upper()
+    logging.basicConfig(format="%(message)s", level=level)
+
+
+def main() -> None:
+    """The console script."""
+    app()

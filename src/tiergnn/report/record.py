@@ -1,0 +1,110 @@
+"""RunRecord: what a run folder tells of a run, read without torch and without its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiergnn.errors import StoreError
+from tiergnn.training.files import read_json
+from tiergnn.training.folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A run, finished or not. ``history``: the records of ``log.jsonl``, one an epoch."""
+
+    path: Path
+    model: str  # a ready model's name and options, or the text of the user's own module
+    graph: str
+    options: Mapping[str, Any]
+    versions: Mapping[str, str]
+    history: tuple[Mapping[str, Any], ...]
+    result: Mapping[str, Any] | None  # None until the run has finished
+
+    @classmethod
+    def read(cls, path: str | Path) -> RunRecord:
+        """Raises StoreError when the folder is not a run, or a file of it is damaged."""
+        folder, record = RunFolder.open(path)
+        result = folder.path / "result.json"
+        return cls(
+            path=folder.path,
+            model=_model(record["model"]),
+            graph=record["graph"]["path"] or "in memory",
+            options=record["options"],
+            versions=record["versions"],
+            history=_history(folder.log),
+            result=read_json(result) if result.exists() else None,
+        )
+
+    @property
+    def epochs(self) -> int:
+        return len(self.history)
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The epoch whose weights were kept; None while the run goes on."""
+        return None if self.result is None else self.result["best_epoch"]
+
+    @property
+    def metrics(self) -> dict[str, Mapping[str, float | None]]:
+        """split -> name -> value, of the best epoch, or of the newest one while the run goes on."""
+        if self.result is not None:
+            return self.result["metrics"]
+        evaluated = [record for record in self.history if "eval_seconds" in record]
+        return splits_of(evaluated[-1]) if evaluated else {}
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """Median of the steps after the first, which compiles kernels."""
+        seconds = [record["seconds"] for record in self.history]
+        return statistics.median(seconds[1:] or seconds) if seconds else None
+
+    @property
+    def peak_bytes(self) -> Mapping[str, int]:
+        """Tier -> bytes; empty while the run goes on."""
+        return {} if self.result is None else self.result["peak_bytes"]
+
+    @property
+    def status(self) -> str:
+        asked = self.options["epochs"]
+        if self.result is None or self.result["epochs"] != self.epochs:
+            return f"not finished: {self.epochs} epochs done; tiergnn resume {self.path} goes on"
+        if self.result["finished"] == "patience":
+            return f"finished after {self.epochs} of {asked} epochs: validation had stopped rising"
+        return f"finished: {self.epochs} epochs"
+
+
+def splits_of(record: Mapping[str, Any]) -> dict[str, Mapping[str, float | None]]:
+    """split -> metric -> value of one epoch's record."""
+    return {name: value for name, value in record.items() if isinstance(value, dict)}
+
+
+def _model(record: Mapping[str, Any]) -> str:
+    ready = record["ready"]
+    if ready is None:
+        return record["text"]
+    options = ", ".join(f"{name}={value}" for name, value in ready["options"].items())
+    return f"{ready['name']}({ready['in_channels']} -> {ready['out_channels']}; {options})"
+
+
+def _history(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Every whole line; a run that was killed may have left part of one at the end."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise StoreError(f"cannot read {path.name}: {error.strerror}", culprit=str(path)) from error
+    try:
+        return tuple(json.loads(line) for line in lines[:-1])
+    except ValueError as error:
+        raise StoreError(
+            f"line {len(lines)} or before is not JSON ({error})",
+            culprit=str(path),
+            hint="`tiergnn resume` writes the log anew from its checkpoint",
+        ) from error

@@ -1,0 +1,90 @@
+"""One run as text, and the rows and curves that its page shows too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tiergnn.report.chart import Series
+from tiergnn.report.record import RunRecord, splits_of
+from tiergnn.report.table import pairs, table
+from tiergnn.units import format_bytes, format_seconds
+
+Metrics = Mapping[str, Mapping[str, float | None]]
+
+
+def run_text(record: RunRecord) -> str:
+    """What a run was, what it reached and what it took."""
+    when = "newest epoch" if record.best_epoch is None else f"epoch {record.best_epoch}"
+    rows = [("run", str(record.path)), ("status", record.status), ("metrics of", when)]
+    parts = [
+        pairs([*rows, *cost_rows(record)]),
+        metric_table(record.metrics),
+        pairs(setting_rows(record)),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def metric_table(metrics: Metrics) -> str:
+    """A line a split, a column a metric; empty without metrics."""
+    header, rows = metric_rows(metrics)
+    return table(header, rows) if rows else ""
+
+
+def metric_rows(metrics: Metrics) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of text; what a split does not define is n/a."""
+    names = list(dict.fromkeys(name for values in metrics.values() for name in values))
+    rows = [
+        [split, *(_number(values.get(name)) for name in names)] for split, values in metrics.items()
+    ]
+    return ["split", *names], rows
+
+
+def cost_rows(record: RunRecord) -> list[tuple[str, str]]:
+    """Seconds and bytes, measured."""
+    rows = []
+    if record.seconds_per_epoch is not None:
+        rows.append(("training an epoch", format_seconds(record.seconds_per_epoch)))
+        evaluated = [r["eval_seconds"] for r in record.history if "eval_seconds" in r]
+        if evaluated:
+            rows.append(("evaluating", format_seconds(sorted(evaluated)[len(evaluated) // 2])))
+    rows += [(f"peak, {tier}", format_bytes(n)) for tier, n in record.peak_bytes.items()]
+    return rows
+
+
+def setting_rows(record: RunRecord) -> list[tuple[str, str]]:
+    """The model, the graph and every option that was not left alone, then versions."""
+    options = {name: value for name, value in record.options.items() if value not in (None, False)}
+    return [
+        ("model", record.model),
+        ("graph", record.graph),
+        *((name, _option(value)) for name, value in options.items()),
+        ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
+    ]
+
+
+def curves_of(record: RunRecord) -> list[tuple[str, list[Series]]]:
+    """(title, curves): the loss of every split, each metric of every split, the learning rate."""
+    epochs = tuple(float(r["epoch"]) for r in record.history)
+    charts: dict[str, list[Series]] = {
+        "loss": [Series("training step", epochs, tuple(r["loss"] for r in record.history))]
+    }
+    evaluated = [r for r in record.history if "eval_seconds" in r]
+    x = tuple(float(r["epoch"]) for r in evaluated)
+    for split, values in splits_of(evaluated[-1]).items() if evaluated else ():
+        for metric in values:
+            y = tuple(r.get(split, {}).get(metric) for r in evaluated)
+            charts.setdefault(metric, []).append(Series(split, x, y))
+    charts["learning rate"] = [Series("lr", epochs, tuple(r["lr"] for r in record.history))]
+    return list(charts.items())
+
+
+def _number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.4f}"
+
+
+def _option(value: Any) -> str:
+    """An object was recorded by its name, a given split by its parts."""
+    if isinstance(value, Mapping):
+        return ", ".join(str(item) for item in value.values())
+    return str(value)

@@ -1,0 +1,158 @@
+"""Exit codes, the one line of JSON, spellings of options: what scripts rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import typer
+
+from tiergnn.cli.output import Output, dashed, guarded, json_line
+from tiergnn.errors import ConfigError, GraphError, Interrupted, PlanError, StoreError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("wanted 1, had 2", hint="1"), 2),
+        (GraphError("wanted 1, had 2", culprit="here", hint="1"), 2),
+        (PlanError("wanted 1, had 2", hint="1"), 2),
+        (StoreError("wanted 1, had 2", culprit="here", hint="1"), 3),
+        (Interrupted(3, "runs/a", 2), 130),
+        (KeyboardInterrupt(), 130),
+        (ZeroDivisionError("by zero"), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)
+def test_each_error_has_its_exit_code_and_one_block_on_stderr(error, code, capsys):
+    @guarded
+    def command() -> None:
+        raise error
+
+    with pytest.raises(typer.Exit) as stop:
+        command()
+    told = capsys.readouterr()
+    assert stop.value.exit_code == code
+    assert told.out == ""
+    assert str(error) in told.err
+    assert "Traceback" not in told.err
+
+
+def test_debug_adds_the_traceback(monkeypatch, capsys):
+    @guarded
+    def command() -> None:
+        raise ConfigError("wanted 1, had 2")
+
+    monkeypatch.setenv("TIERGNN_DEBUG", "1")
+    with pytest.raises(typer.Exit):
+        command()
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interrupted_says_how_to_resume(capsys):
+    @guarded
+    def command() -> None:
+        raise Interrupted(7, "runs/a", 2)
+
+    with pytest.raises(typer.Exit):
+        command()
+    assert "tiergnn resume runs/a" in capsys.readouterr().err
+
+
+def test_json_is_strict_and_on_one_line():
+    value = {
+        "nan": float("nan"),
+        "list": [1.5, float("inf"), -float("inf")],
+        "array": np.array([1.0, np.nan], np.float32),
+        "scalar": np.int64(3),
+        3: "line\nbreak",
+        "nested": ({"x": np.float64("nan")},),
+    }
+    line = json_line(value)
+    assert "\n" not in line
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    read = json.loads(line, parse_constant=refuse)
+    assert read == {
+        "nan": None,
+        "list": [1.5, None, None],
+        "array": [1.0, None],
+        "scalar": 3,
+        "3": "line\nbreak",
+        "nested": [{"x": None}],
+    }
+
+
+def test_with_json_people_are_told_on_stderr(capsys):
+    output = Output(json=True)
+    output.say("working")
+    output.result({"a": 1}, "a is 1")
+    told = capsys.readouterr()
+    assert told.out == '{"a": 1}\n'
+    assert told.err == "working\n"
+
+
+def test_without_json_people_are_told_on_stdout(capsys):
+    output = Output(json=False)
+    output.say("working")
+    output.result({"a": 1}, "a is 1")
+    assert capsys.readouterr().out == "working\na is 1\n"
+
+
+def test_options_may_be_spelled_with_underscores():
+    assert dashed(["--hidden_channels", "8", "--num_layers=2", "a_b", "-x_y"]) == [
+        "--hidden-channels",
+        "8",
+        "--num-layers=2",
+        "a_b",
+        "-x_y",
+    ]
+    assert dashed(["--out=a_b", "--", "--a_b"]) == ["--out=a_b", "--", "--a_b"]
+
+
+def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tiergnn", *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+        timeout=120,
+    )
+
+
+def test_help_is_fast_because_it_imports_no_torch():
+    code = (
+        "import sys; sys.argv = ['tiergnn', 'train', '--help']\n"
+        "from tiergnn.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules, 'numba' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+    done = subprocess.run(
+        f"{sys.executable} -m tiergnn generate path --nodes 5 --out {tmp_path}/g | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stderr == ""
+
+
+def test_unknown_commands_and_options_are_answered_with_known_ones():
+    command = run("trian")
+    assert command.returncode == 2
+    assert "train" in command.stderr
+    option = run("info", "somewhere", "--verfy")
+    assert option.returncode == 2
+    assert "--verify" in option.stderr
