@@ -12,6 +12,7 @@ import warnings
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -76,6 +77,7 @@ class CudaReading:
     gpus: tuple[GpuReading, ...] = ()
     least_capability: tuple[int, int] | None = None  # that this torch has kernels for
     complaint: str | None = None  # why torch sees no device
+    broken: str | None = None  # why torch cannot be imported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +157,11 @@ def read_cuda() -> CudaReading:
     driver = _driver()
     if version is None or version.endswith("+cpu"):
         return CudaReading(torch_version=version, torch_cuda=None, driver=driver)
-    import torch
-
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        reason = str(error).split("\n")[0]
+        return CudaReading(torch_version=version, torch_cuda=None, driver=driver, broken=reason)
     cuda = torch.version.cuda
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -180,7 +185,7 @@ def read_cuda() -> CudaReading:
     )
 
 
-def _gpu(torch, index: int) -> GpuReading:
+def _gpu(torch: Any, index: int) -> GpuReading:
     found = torch.cuda.get_device_properties(index)
     free_bytes, _ = torch.cuda.mem_get_info(index)
     return GpuReading(

@@ -235,7 +235,10 @@ def judge_cuda(cuda: CudaReading) -> list[Finding]:
 
 
 def _no_gpu(cuda: CudaReading) -> Finding:
-    if cuda.driver is None:
+    if cuda.broken is not None:
+        value, status = f"torch {cuda.torch_version} cannot be imported: {cuda.broken}", "fail"
+        remedy = "pip install --force-reinstall torch"
+    elif cuda.driver is None:
         value, status, remedy = "none: training runs on the CPU", "ok", None
         if cuda.torch_cuda is not None:
             value += f" (torch is built for CUDA {cuda.torch_cuda}, no NVIDIA driver is loaded)"
