@@ -303,6 +303,34 @@ def test_a_crash_between_two_moves_is_told_and_mended(saved):
     assert os.listdir(saved.parent) == [saved.name]
 
 
+def test_only_our_own_leftovers_are_swept(saved):
+    dead = saved.with_name("graph.partial-0123abcd")
+    kept = [
+        saved.with_name(name)
+        for name in ("graph.partial-mine", "graph.partial-0123abcd.bak", "graph2.partial-0123abcd")
+    ]
+    for folder in (dead, *kept):
+        folder.mkdir()
+        (folder / "file").write_text("x")
+    link = saved.with_name("graph.partial-11111111")
+    link.symlink_to(kept[0])
+    ODD["path"]().save(saved, overwrite=True)
+    assert not dead.exists()
+    assert all((folder / "file").exists() for folder in kept)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks(saved, code, monkeypatch):
+    def fail(*args):
+        raise OSError(code, "injected")
+
+    monkeypatch.setattr(staging.fcntl, "flock", fail)
+    left = saved.with_name("graph.partial-0123abcd")
+    left.mkdir()
+    assert ODD["path"]().save(saved, overwrite=True).num_nodes == 17
+    assert sorted(os.listdir(saved.parent)) == [saved.name, left.name]  # who knows whose it is
+
+
 def test_two_writers_of_one_place(tmp_path):
     graph = ODD["path"]()
     with FolderWriter(tmp_path / "graph") as writer:

@@ -21,6 +21,8 @@ from types import TracebackType
 
 from tiergnn.errors import StoreError
 
+_TOKEN = "[0-9a-f]" * 8  # what secrets.token_hex(4) makes: no folder of the user's is swept
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # a file system without flock
 _HINTS = {
     errno.ENOSPC: "free some space, or choose a folder on another disk",
     errno.EDQUOT: "free some of your quota, or choose a folder on another disk",
@@ -81,7 +83,12 @@ class StagedFolder:
                     f"{self.path.name}.partial-{secrets.token_hex(4)}"
                 )
                 self.folder.mkdir()
-                self._lock = _lock(self.folder)
+                try:
+                    self._lock = _lock(self.folder)
+                except OSError as error:
+                    if error.errno not in _NO_LOCKS:
+                        raise
+                    self._lock = os.open(self.folder, os.O_RDONLY)  # nobody will sweep here
         return self
 
     def publish(self) -> None:
@@ -140,20 +147,22 @@ class StagedFolder:
     def _sweep(self) -> None:
         """Remove what dead writers left; a replaced folder only while its successor stands."""
         name = glob.escape(self.path.name)
-        for left in self.path.parent.glob(f"{name}.partial-*"):
-            lock = _lock(left)
+        for left in self.path.parent.glob(f"{name}.partial-{_TOKEN}"):
+            lock = None
+            with suppress(OSError):
+                lock = _lock(left)
             if lock is not None:
                 shutil.rmtree(left, ignore_errors=True)
                 os.close(lock)
         if self.path.exists():
-            for left in self.path.parent.glob(f"{name}.replaced-*"):
+            for left in replaced_folders(self.path):
                 shutil.rmtree(left, ignore_errors=True)
 
 
 def _lock(folder: Path) -> int | None:
     """A handle that holds the lock of a folder; None when another has it or it is gone."""
     try:
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     try:
@@ -162,6 +171,9 @@ def _lock(folder: Path) -> int | None:
             return handle
     except (BlockingIOError, FileNotFoundError):
         pass
+    except OSError:
+        os.close(handle)
+        raise
     os.close(handle)
     return None
 
@@ -198,4 +210,4 @@ def _swap(a: Path, b: Path) -> bool:
 def replaced_folders(path: str | Path) -> list[Path]:
     """Whole older folders that a crash between two moves left beside ``path``."""
     path = Path(path)
-    return sorted(path.parent.glob(f"{glob.escape(path.name)}.replaced-*"))
+    return sorted(path.parent.glob(f"{glob.escape(path.name)}.replaced-{_TOKEN}"))
