@@ -460,6 +460,7 @@ def test_reading_the_driver(tmp_path):
 def test_reading_triton(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "yet" / "to" / "be"))
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
     reading = readings.read_triton()
     assert (reading.compiler, reading.cache_writable) == (None, True)
     (tmp_path / "gcc").write_text("#!/bin/sh\n")

@@ -137,5 +137,5 @@ def _pointer(array: np.ndarray | None) -> ctypes.c_void_p | None:
 def _gave_up(reason: str, view: View) -> PlanError:
     return PlanError(
         f"METIS gave up on a graph of {view.adjncy.size} entries: {reason}",
-        hint="method='block'; METIS needs about 100 bytes of memory an entry",
+        hint="method='block'; METIS needs about 120 bytes of memory an entry",
     )

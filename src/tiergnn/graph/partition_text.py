@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tiergnn.units import format_count
 
 if TYPE_CHECKING:
-    from tiergnn.graph.partition import Partition
+    from tiergnn.graph.partition import Balance, Partition
 
 _SHOWN_PARTS = 64  # rows of the table that ``text`` prints
 
@@ -46,11 +46,17 @@ def summary(partition: Partition) -> list[tuple[str, str]]:
         ("expansion ratio", f"{partition.expansion_ratio:.3f}"),
     ]
     for balance in partition.balances():
-        asked = ""
-        if balance.asked is not None:
-            asked = f" (asked {balance.asked:g}: {'holds' if balance.holds else 'NOT MET'})"
-        lines.append((f"imbalance of {balance.name}", f"{balance.found:.3f}{asked}"))
+        lines.append((f"imbalance of {balance.name}", f"{balance.found:.3f}{_verdict(balance)}"))
     return lines
+
+
+def _verdict(balance: Balance) -> str:
+    if balance.asked is None:
+        return ""
+    verdict = "NOT MET"
+    if balance.holds:
+        verdict = "holds" if balance.found <= balance.asked else "holds to the whole node"
+    return f" (asked {balance.asked:g}: {verdict})"
 
 
 def text(partition: Partition) -> str:
