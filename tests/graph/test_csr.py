@@ -327,12 +327,33 @@ def test_rows_must_match_the_graph():
     for field, value, what in [
         ("x", Table.from_array(np.ones((3, 1))), "x has 3 rows, the graph has 2 nodes"),
         ("edge_weight", np.ones(3, np.float32), "edge_weight has 3 rows"),
+        ("edge_weight", np.ones(2, np.int64), "edge_weight needs float32 or float64"),
+        ("edge_weight", np.ones((2, 1)), "edge_weight needs float32 or float64"),
         ("y", np.zeros(2, np.int64), "y and task go together"),
         ("splits", {"train": np.array([1, 0])}, "ascending node ids in 0..1"),
         ("splits", {"train": np.array([0, 2])}, "ascending node ids in 0..1"),
     ]:
         with pytest.raises(GraphError, match=what):
             replace(graph, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "num_classes", "what"),
+    [
+        (np.zeros(2, np.int32), "class", 1, r"y of task 'class' is int64 \[V\], had int32"),
+        (np.zeros((2, 1), np.int64), "class", 1, "is int64"),
+        (np.zeros((2, 3), np.int64), "multilabel", 3, "is int8"),
+        (np.zeros(2, np.float32), "real", None, "is float32 or float64"),
+        (np.zeros((2, 3), np.int8), "multilabel", 4, "y has 3 columns, num_classes says 4"),
+        (np.zeros(2, np.int64), "class", None, "task 'class' with num_classes=None"),
+        (np.zeros((2, 1), np.float32), "real", 3, "task 'real' with num_classes=3"),
+        (np.zeros(2, np.int64), "klass", 1, "unknown task 'klass'"),
+    ],
+)
+def test_labels_must_have_the_form_of_their_task(y, task, num_classes, what):
+    graph = from_edges(np.array([0, 1]), np.array([1, 0]), 2)
+    with pytest.raises(ValueError, match=what):
+        replace(graph, y=y, task=task, num_classes=num_classes)
 
 
 def test_splits_do_not_change_behind_a_graph():

@@ -23,7 +23,7 @@ from tiergnn.graph.edges import (
     sum_duplicates,
     sum_rows,
 )
-from tiergnn.graph.labels import TASKS, read_labels, read_masks
+from tiergnn.graph.labels import check_labels, read_labels, read_masks
 from tiergnn.graph.order import first_fault
 from tiergnn.graph.table import Table
 
@@ -50,8 +50,8 @@ class Graph:
     edge_weight: np.ndarray | None = None  # float32 or float64 [E]
     edge_attr: Table | None = None  # [E, D]
     x: Table | None = None  # [V, D]
-    y: np.ndarray | None = None  # class [V]; multilabel int8 [V, C]; real [V, T]
-    task: str | None = None  # one of TASKS when there is a y
+    y: np.ndarray | None = None  # class int64 [V]; multilabel int8 [V, C]; real [V, T]
+    task: str | None = None  # one of labels.TASKS when there is a y
     num_classes: int | None = None  # of a class or multilabel task
     splits: Mapping[str, np.ndarray] = field(default_factory=dict)  # name -> ascending ids, int64
     node_ids: NodeIds | None = None  # the user's names of nodes; None: 0..V-1
@@ -76,10 +76,17 @@ class Graph:
         _check_rows("edge_attr", self.edge_attr and self.edge_attr.data, self.num_edges, "edges")
         _check_rows("x", self.x and self.x.data, self.num_nodes, "nodes")
         _check_rows("y", self.y, self.num_nodes, "nodes")
+        if self.edge_weight is not None and (
+            self.edge_weight.ndim != 1 or self.edge_weight.dtype not in (np.float32, np.float64)
+        ):
+            raise GraphError(
+                "edge_weight needs float32 or float64 [num_edges], "
+                f"has {self.edge_weight.dtype} {list(self.edge_weight.shape)}"
+            )
         if (self.y is None) != (self.task is None):
             raise GraphError(f"y and task go together, had task {self.task!r}")
-        if self.task is not None and self.task not in TASKS:
-            raise unknown("task", self.task, TASKS)
+        if self.y is not None and self.task is not None:
+            check_labels(self.y, self.task, self.num_classes)
         for name, ids in self.splits.items():
             check_split(name, ids, self.num_nodes)
         if self.node_ids is not None and len(self.node_ids) != self.num_nodes:

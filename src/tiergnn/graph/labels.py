@@ -68,6 +68,29 @@ def read_labels(y: np.ndarray, task: str | None = None, num_classes: int | None 
     return Labels(labels, task, found if num_classes is None else int(num_classes))
 
 
+def check_labels(y: np.ndarray, task: str, num_classes: int | None) -> None:
+    """Raise GraphError unless ``y`` has the dtype and shape of its task, and a count of classes.
+
+    Values are not read: ``read_labels`` checks them.
+    """
+    if task not in TASKS:
+        raise unknown("task", task, TASKS)
+    wanted = {
+        "class": ("int64 [V]", y.dtype == np.int64 and y.ndim == 1),
+        "multilabel": ("int8 [V, C]", y.dtype == np.int8 and y.ndim == 2),
+        "real": ("float32 or float64 [V, T]", y.dtype in (np.float32, np.float64) and y.ndim == 2),
+    }
+    form, is_so = wanted[task]
+    if not is_so:
+        raise GraphError(
+            f"y of task {task!r} is {form}, had {y.dtype} {list(y.shape)}", hint="read_labels(y)"
+        )
+    if (num_classes is None) != (task == "real"):
+        raise GraphError(f"task {task!r} with num_classes={num_classes}")
+    if task == "multilabel" and num_classes != y.shape[1]:
+        raise GraphError(f"y has {y.shape[1]} columns, num_classes says {num_classes}")
+
+
 def read_split(name: str, chosen: np.ndarray, num_nodes: int) -> np.ndarray:
     """Ascending int64 node ids from a boolean mask [V] or from node ids in any order.
 
