@@ -1,0 +1,382 @@
+"""Cutting a traced graph into stages: which stage computes a row, and what is kept for later ones.
+
+Row-local code may run in any stage from the one that gives its last input to the first that uses
+it. It runs where fewer bytes of rows have to be stored and read for it; where that is a tie, early.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from string import ascii_lowercase
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.nn import functional
+
+from tiergnn.models import functional as ops
+from tiergnn.models.moments import affine_rows, moments
+from tiergnn.models.operation import Operation
+from tiergnn.models.rowlocal import name_of
+from tiergnn.models.stages import Program, Rows, Stage, Statistic
+from tiergnn.models.traced import fact
+
+EDGE_INPUTS = ("edge_weight", "edge_attr")
+
+
+def cut(graph: Graph, root: nn.Module, *, training: bool) -> Program:
+    """The Program of a graph that ``ModelTracer`` made of ``root``."""
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    return _Cut(graph, root, training).program()
+
+
+@dataclass
+class _Cut:
+    graph: Graph
+    root: nn.Module
+    training: bool
+    num_stages: int = 1
+    first: dict[Node, int] = field(default_factory=dict)  # the first stage that could run a node
+    stage: dict[Node, int] = field(default_factory=dict)  # the one that does, of stored nodes
+    names: dict[Node, str] = field(default_factory=dict)  # of row tensors and statistics
+
+    def program(self) -> Program:
+        self._find_stages()
+        for node in reversed(self.graph.nodes):
+            self._place(node)
+        self._name()
+        stages = [self._describe(index) for index in range(self.num_stages)]
+        placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.users]
+        needs = [str(n.target) for n in placeholders if n.target in ("x", *EDGE_INPUTS)]
+        named = {n: name for n, name in self.names.items() if not _is_statistic(n)}
+        named |= {n: str(n.target) for n in placeholders if n.target in needs}
+        return Program(
+            training=self.training,
+            needs=tuple(needs),
+            stages=tuple(s for s in stages if s.writes),
+            rows={name: _rows(name, node) for node, name in named.items()},
+            output=self.names[self._output()],
+        )
+
+    # Which stage a node runs in
+
+    def _find_stages(self) -> None:
+        """Number the operations, and start from every node running as early as it can."""
+        for node in self.graph.nodes:
+            self.first[node] = max((self.first[n] for n in node.all_input_nodes), default=0)
+            if _is_bound(node):
+                self.first[node] = self.num_stages
+                self.num_stages += 1
+            if self._is_stored(node):
+                self.stage[node] = self.first[node]
+
+    def _is_stored(self, node: Node) -> bool:
+        """Whether one stage computes a node and others read it; the rest is made where it is used.
+
+        What comes of parameters, inputs of edges and the block alone is not stored, unless it
+        was dropped out, which costs more than to read it.
+        """
+        if node.op == "placeholder":
+            return node.target == "x"
+        if node.op == "output":
+            return False
+        if _is_bound(node):
+            return True
+        if fact(node).kind == "whole":
+            return False
+        if _is_operation(node, "dropout"):
+            return True
+        from_rows = any(n in self.stage and not _is_statistic(n) for n in node.all_input_nodes)
+        return from_rows or any(
+            user.op == "output" or _is_statistic(user) or node in _gathered(user)
+            for user in node.users
+        )
+
+    def _place(self, node: Node) -> None:
+        """Move row-local code to the first stage that uses it, if that is cheaper."""
+        if not self._is_movable(node):
+            return
+        early, late = self.first[node], min(self._use(node, user)[0] for user in node.users)
+        if late > early and self._is_cheaper(node, late, early):
+            self.stage[node] = late
+
+    def _is_cheaper(self, node: Node, late: int, early: int) -> bool:
+        """A tie goes to the early stage, but for a source that serves several stages."""
+        if fact(node).kind == "edges":  # it reads no rows of nodes
+            return True
+        gain = self._cost(node, early) - self._cost(node, late)
+        shared = any(len(n.users) > 1 for n in node.all_input_nodes if n in self.stage)
+        return gain > 0 or (gain == 0 and shared)
+
+    def _is_movable(self, node: Node) -> bool:
+        """Row-local code; the items of a tuple stay with the call that made it."""
+        if node not in self.stage or node.op == "placeholder" or _is_bound(node):
+            return False
+        return all(fact(n).kind != "mixed" for n in (node, *node.all_input_nodes))
+
+    def _use(self, node: Node, user: Node) -> tuple[int, int]:
+        """The last stage that may compute ``node`` for ``user``, and the stage that uses it."""
+        if user.op == "output":
+            return self.num_stages - 1, self.num_stages - 1
+        stage = self.stage[user]
+        before = _is_statistic(user) or node in _gathered(user)
+        return stage - before, stage
+
+    def _cost(self, node: Node, stage: int) -> int:
+        """Bytes a row that are stored and read if ``node`` runs in ``stage``."""
+        kept = any(self._use(node, user)[1] > stage for user in node.users)
+        return 2 * _row_bytes(node) * kept + self._read_cost(node, stage)
+
+    def _read_cost(self, node: Node, stage: int) -> int:
+        """Bytes a row of having all inputs of ``node`` in ``stage``."""
+        total = 0
+        for source in node.all_input_nodes:
+            others = [user for user in source.users if user is not node]
+            if source not in self.stage or _is_statistic(source):
+                continue
+            if self.stage[source] == stage and source.op != "placeholder":
+                continue
+            if any(self._use(source, user)[1] == stage for user in others):
+                continue
+            read = _row_bytes(source)
+            home = self.stage[source]
+            if source.op == "placeholder" or any(self._use(source, u)[1] > home for u in others):
+                total += read
+            elif self._is_movable(source) and not others and self.first[source] <= stage:
+                total += min(2 * read, self._read_cost(source, stage))
+            else:
+                total += 2 * read
+        return total
+
+    # What a stage is
+
+    def _output(self) -> Node:
+        returned = next(n for n in self.graph.nodes if n.op == "output").args[0]
+        assert isinstance(returned, Node)
+        return returned
+
+    def _name(self) -> None:
+        """Name the rows that outlive their stage h1, h1a, h1b ... and statistics s2, s3 ..."""
+        count = [0] * self.num_stages
+        for node in self.graph.nodes:
+            if node.op == "placeholder" and node.target == "x":
+                self.names[node] = "x"
+            elif _is_statistic(node):
+                self.names[node] = f"s{self.stage[node]}"
+            elif node in self.stage and (
+                node is self._output()
+                or any(self._use(node, user)[1] > self.stage[node] for user in node.users)
+            ):
+                stage = self.stage[node]
+                letter = "e" if fact(node).kind == "edges" else "h"
+                self.names[node] = f"{letter}{stage}{_suffix(count[stage])}"
+                count[stage] += 1
+
+    def _nodes_of(self, index: int) -> list[Node]:
+        """The nodes that a stage runs, in order: its own and what is made where it is used."""
+        own = {n for n, s in self.stage.items() if s == index and n.op != "placeholder"}
+        own = {n for n in own if not _is_statistic(n)}
+        waiting = list(own)
+        while waiting:
+            for source in waiting.pop().all_input_nodes:
+                if source not in own and source not in self.stage and source.op != "placeholder":
+                    own.add(source)
+                    waiting.append(source)
+        return [n for n in self.graph.nodes if n in own]
+
+    def _describe(self, index: int) -> Stage:
+        nodes = self._nodes_of(index)
+        bound = next((n for n, s in self.stage.items() if s == index and _is_bound(n)), None)
+        gathered = list(dict.fromkeys(_gathered(bound))) if bound is not None else []
+        inputs: dict[Node, None] = {}
+        inside = set(nodes)
+        for node in nodes:
+            sources = _own_inputs(node) if node is bound else node.all_input_nodes
+            inputs |= dict.fromkeys(n for n in sources if n not in inside)
+        edges = [n for n in inputs if n.op == "placeholder" and n.target in EDGE_INPUTS]
+        statistics = [n for n in inputs if _is_statistic(n)]
+        reads = [n for n in inputs if n in self.stage and not _is_statistic(n)]
+        writes = [n for n in nodes if n in self.names]
+        statistic = None
+        if bound is not None and _is_statistic(bound):
+            follow, least_rows = bound.meta.get("statistic", (None, 1))
+            (source,) = bound.all_input_nodes
+            statistic = Statistic(
+                name=self.names[bound],
+                of=self.names[source],
+                least_rows=least_rows,
+                follow=follow,
+            )
+        shown = bound or next(iter(n for n in nodes if n in self.stage), None)
+        return Stage(
+            index=index,
+            kind="rows" if bound is None else "statistic" if statistic else "graph",
+            op=_operation_text(bound),
+            gathers=tuple(self.names[n] for n in gathered),
+            reads=tuple(self.names[n] for n in reads),
+            edges=tuple(str(n.target) for n in edges),
+            statistics=tuple(self.names[n] for n in statistics),
+            writes=tuple(self.names[n] for n in writes),
+            frees=self._freed_after(index),
+            code=tuple(_code_text(n) for n in nodes if n in self.stage and not _is_item(n)),
+            module=fact(shown).path if shown is not None else "",
+            place=fact(shown).place if shown is not None else "",
+            random=any(n.target == "key" for n in inputs if n.op == "placeholder"),
+            statistic=statistic,
+            function=_compile(nodes, bound, gathered, [*reads, *edges, *statistics], writes),
+            root=self.root,
+        )
+
+    def _freed_after(self, index: int) -> tuple[str, ...]:
+        """Names that no later stage reads, of those that exist by then."""
+        freed = []
+        for node, name in self.names.items():
+            last = max((s for s in self._uses(node)), default=self.stage[node])
+            if last == index and node is not self._output():
+                freed.append(name)
+        return tuple(freed)
+
+    def _uses(self, node: Node) -> Iterator[int]:
+        """The stages that read a named node; what is made where it is used passes it on."""
+        for user in node.users:
+            if user.op == "output" or user in self.stage:
+                yield self._use(node, user)[1]
+            else:
+                yield from self._uses(user)
+
+
+def _compile(
+    nodes: list[Node],
+    bound: Node | None,
+    gathered: list[Node],
+    own: list[Node],
+    writes: list[Node],
+) -> Callable[..., tuple[Tensor, ...]]:
+    """``function(root, block, key, *gathered, *own) -> writes`` from nodes of the trace."""
+    graph = Graph()
+    made: dict[Any, Node] = {name: graph.placeholder(name) for name in ("block", "key")}
+    from_sources = {n: graph.placeholder(f"gathered_{n.name}") for n in gathered}
+    made |= {n: graph.placeholder(f"own_{n.name}") for n in own}
+
+    def find(node: Node) -> Node:
+        return made[node.target if node.op == "placeholder" and node.target in made else node]
+
+    for node in nodes:
+        if node is bound:
+            gathers = _operation(node).gathers
+            given = {
+                name: map_arg(value, from_sources.__getitem__ if name in gathers else find)
+                for name, value in node.kwargs.items()
+            }
+            made[node] = graph.call_function(node.target, (), given)  # pyright: ignore[reportArgumentType]
+        else:
+            made[node] = graph.node_copy(node, find)
+    graph.output(tuple(made[n] for n in writes))
+    code = graph.python_code("self")
+    space = dict(code.globals)
+    exec(code.src, space)
+    return space["forward"]
+
+
+def _operation(node: Node) -> Operation:
+    return node.target.operation  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+
+
+def _is_operation(node: Node, *kinds: str) -> bool:
+    return hasattr(node.target, "operation") and _operation(node).kind in kinds
+
+
+def _is_bound(node: Node) -> bool:
+    """Whether a stage begins with the node."""
+    return _is_operation(node, "graph", "statistic")
+
+
+def _is_statistic(node: Node) -> bool:
+    return _is_operation(node, "statistic")
+
+
+def _gathered(node: Node) -> list[Node]:
+    """The nodes that a graph operation reads as rows of sources."""
+    if not _is_bound(node):
+        return []
+    found: list[Node] = []
+    for name in _operation(node).gathers:
+        map_arg(node.kwargs[name], found.append)
+    return found
+
+
+def _own_inputs(node: Node) -> list[Node]:
+    """The nodes that a graph operation reads as own rows, rows of edges or parameters."""
+    found: list[Node] = []
+    for name, value in node.kwargs.items():
+        if name not in _operation(node).gathers:
+            map_arg(value, found.append)
+    return found
+
+
+def _is_item(node: Node) -> bool:
+    return any(fact(n).kind == "mixed" for n in node.all_input_nodes)
+
+
+def _row_bytes(node: Node) -> int:
+    value = fact(node).value
+    return _rows("", node).row_bytes if isinstance(value, Tensor) else 0
+
+
+def _rows(name: str, node: Node) -> Rows:
+    value = fact(node).value
+    of = "edges" if fact(node).kind == "edges" else "nodes"
+    return Rows(name=name, shape=tuple(value.shape[1:]), dtype=value.dtype, of=of)
+
+
+def _suffix(ordinal: int) -> str:
+    """Nothing, a, b ... z, aa ...: for the first, second, third ... of its kind."""
+    text = ""
+    while ordinal > 0:
+        ordinal, letter = divmod(ordinal - 1, 26)
+        text = ascii_lowercase[letter] + text
+    return text
+
+
+_SIGNS = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.matmul: "@",
+}
+_SAID = {ops.drop_rows: "dropout", affine_rows: "normalize"}
+
+
+def _code_text(node: Node) -> str:
+    """One operation in few characters; a graph operation in brackets."""
+    if _is_bound(node):
+        return f"[{_operation_text(node)}]"
+    if node.op == "call_module":
+        return str(node.target).removeprefix("model.")
+    if any(n.target is ops.gcn_scale for n in node.all_input_nodes):
+        return "scale"
+    if node.target is functional.linear and isinstance(weight := node.args[1], Node):
+        return str(weight.target).removeprefix("model.").removesuffix(".weight")
+    return _SIGNS.get(node.target) or _SAID.get(node.target) or name_of(node.target)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def _operation_text(node: Node | None) -> str:
+    if node is None:
+        return "rows"
+    given = node.kwargs
+    if node.target is ops.propagate:
+        weighted = ", weighted" if given["weight"] is not None else ""
+        return f"{given['reduce']} of in-edges{weighted}"
+    if node.target in (ops.attend_gat, ops.attend_gatv2):
+        return (
+            f"{name_of(node.target).removeprefix('attend_')} of {fact(node).value.shape[1]} heads"
+        )
+    if node.target is moments:
+        return "moments of all rows"
+    layer = given["layer"]
+    assert isinstance(layer, Node)
+    return f"{type(fact(layer).value).__name__} as it stands"

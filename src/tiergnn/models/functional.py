@@ -1,0 +1,310 @@
+"""The graph operations that layers are made of: where a model is cut.
+
+Each is an ordinary function of tensors and a Block. Called while a model is traced, it becomes one
+node of the trace instead. A *graph operation* reads gathered rows (those of its sources) and own
+rows (those of its destinations); a *structure* function reads nothing but the block and rows of
+its edges, so that any part computes its own; a *statistic* reads own rows of the whole graph.
+
+Legend: V nodes, P destinations, S sources, E edges, D columns, K heads, F features a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Proxy
+
+from tiergnn.errors import ConfigError, unknown
+from tiergnn.kernels.aggregate import aggregate
+from tiergnn.kernels.attention import edge_mean, gat_attention, gatv2_attention
+from tiergnn.kernels.block import Block
+from tiergnn.kernels.dropout import Key, dropout
+from tiergnn.models.operation import kept, operation
+
+FILLS = ("mean", "add", "sum", "max", "min")
+
+
+@operation(kind="graph", gathers=("x",))
+def propagate(
+    x: Tensor,
+    block: Block,
+    weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    skip_loops: bool = False,
+) -> Tensor:
+    """out[i] = reduce over in-edges (j, i) of weight * x[j]: x [S, ...] -> [P, ...].
+
+    skip_loops leaves out the edges from a row to itself. Raises what ``kernels.aggregate`` raises.
+    """
+    if skip_loops:
+        if weight is None:
+            block = block.without_loops
+        elif (loops := _loops(block)) is not None:
+            weight = weight.masked_fill(loops, 0)
+    flat = x.reshape(x.shape[0], -1) if x.dim() != 2 else x
+    out = aggregate(block, flat, reduce=reduce, weight_E=weight)
+    return out if x.dim() == 2 else out.reshape(block.num_dst, *x.shape[1:])
+
+
+@operation(kind="graph", gathers=("h", "score_src"))
+def attend_gat(
+    h: Tensor,
+    score_src: Tensor,
+    score_dst: Tensor,
+    block: Block,
+    *,
+    score_edge: Tensor | None = None,
+    score_loop: Tensor | None = None,
+    negative_slope: float = 0.2,
+    self_loop: bool = True,
+    p: float = 0.0,
+    key: Key | None = None,
+    site: int = 0,
+) -> Tensor:
+    """GAT's softmax over in-edges: h [S, K, F] -> [P, K, F]. See ``kernels.attention``."""
+    return gat_attention(
+        block,
+        h,
+        score_src,
+        score_dst,
+        score_edge_EK=score_edge,
+        score_loop_PK=score_loop,
+        negative_slope=negative_slope,
+        self_loop=self_loop,
+        p=p,
+        key=key or draw_key(p),
+        site=site,
+    )
+
+
+@operation(kind="graph", gathers=("x_src",))
+def attend_gatv2(
+    x_src: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    block: Block,
+    *,
+    edge_attr: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    loop_attr: Tensor | None = None,
+    negative_slope: float = 0.2,
+    self_loop: bool = True,
+    p: float = 0.0,
+    key: Key | None = None,
+    site: int = 0,
+) -> Tensor:
+    """GATv2's softmax over in-edges: x_src [S, K, F] -> [P, K, F]. See ``kernels.attention``."""
+    return gatv2_attention(
+        block,
+        x_src,
+        x_dst,
+        att,
+        edge_attr_ED=edge_attr,
+        edge_weight_DKF=edge_weight,
+        loop_attr_PD=loop_attr,
+        negative_slope=negative_slope,
+        self_loop=self_loop,
+        p=p,
+        key=key or draw_key(p),
+        site=site,
+    )
+
+
+@operation(kind="structure")
+def gcn_scale(
+    block: Block,
+    weight: Tensor | None = None,
+    *,
+    fill: float = 1.0,
+    self_loops: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """deg ** -0.5 of every row, 0 where deg is 0: [P, 1], in ``dtype`` or float32 if wider.
+
+    deg is the sum of a row's in-edge weights (1 each without weights), a row having exactly one
+    self-loop when ``self_loops``: its own last one, else one that weighs ``fill`` (1 without
+    weights, as in PyG's gcn_norm). Kept with the block unless the weights need a gradient.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    if weight is None:
+        return kept(
+            block,
+            ("gcn", self_loops, wide),
+            None,
+            lambda: _inverse_sqrt_degree(
+                (block.without_loops.in_degree + 1 if self_loops else block.in_degree).to(wide)
+            ),
+        )
+    if weight.requires_grad:
+        return _inverse_sqrt_degree(_degree(block, weight.to(wide), fill, self_loops))
+    return kept(
+        block,
+        ("gcn", self_loops, wide, fill),
+        weight,
+        lambda: _inverse_sqrt_degree(_degree(block, weight.to(wide), fill, self_loops)),
+    )
+
+
+def _degree(block: Block, weight: Tensor, fill: float, self_loops: bool) -> Tensor:
+    ones = torch.ones(block.num_src, 1, dtype=weight.dtype, device=weight.device)
+    degree = propagate(ones, block, weight, skip_loops=self_loops)[:, 0]
+    return degree + block.loop_weight(weight, fill=fill) if self_loops else degree
+
+
+def _inverse_sqrt_degree(degree: Tensor) -> Tensor:
+    # The inner where keeps the gradient of a degree of 0 from being 0 * inf.
+    none = degree == 0
+    return torch.where(none, 0.0, torch.where(none, 1.0, degree).pow(-0.5))[:, None]
+
+
+@operation(kind="structure")
+def loop_scale(block: Block, weight: Tensor, *, fill: float = 1.0) -> Tensor:
+    """The weight of every row's one self-loop, [P, 1]: its own last one's, else ``fill``."""
+    loop = block.loop_weight(weight, fill=fill)
+    assert isinstance(loop, Tensor)
+    return loop[:, None]
+
+
+@operation(kind="structure")
+def loop_attr(block: Block, edge_attr: Tensor, *, fill: float | str | Tensor = "mean") -> Tensor:
+    """The features [P, D] that PyG gives the self-loop it adds to every row, from [E, D].
+
+    A number or a tensor [D] fills every row; a name reduces the row's in-edges other than loops,
+    0 where there are none. Raises ConfigError for an unknown name.
+    """
+    shape = (block.num_dst, *edge_attr.shape[1:])
+    if isinstance(fill, Tensor):
+        return fill.to(edge_attr.device, edge_attr.dtype).expand(shape)
+    if not isinstance(fill, str):
+        return edge_attr.new_full(shape, fill)
+    if fill not in FILLS:
+        raise unknown("fill_value", fill, FILLS)
+    if fill in ("mean", "add", "sum"):
+        mean = edge_mean(block, edge_attr)
+        count = block.without_loops.in_degree.to(mean.dtype)[:, None]
+        return mean if fill == "mean" else mean * count
+    edges = torch.nonzero(block.col != block.edge_dst).flatten()
+    rows = block.edge_dst[edges][:, None].expand(-1, edge_attr.shape[1])
+    zero = edge_attr.new_zeros(shape)
+    return zero.scatter_reduce(0, rows, edge_attr[edges], "a" + fill, include_self=False)
+
+
+@operation(kind="dropout")
+def drop_rows(
+    x: Tensor, block: Block | None, *, p: float, key: Key | None = None, site: int = 0
+) -> Tensor:
+    """Dropout of own rows [P, ...], by their ids in the graph; of rows 0..N-1 without a block."""
+    return dropout(x, p, key or draw_key(p), site, None if block is None else block.dst_gid)
+
+
+@operation(kind="dropout", of="edges")
+def drop_edges(
+    x: Tensor, block: Block, *, p: float, key: Key | None = None, site: int = 0
+) -> Tensor:
+    """Dropout of rows of edges [E, ...], by their ids in the graph."""
+    return dropout(x, p, key or draw_key(p), site, block.eid)
+
+
+@operation(kind="dropout")
+def drop_loops(
+    x: Tensor, block: Block, *, p: float, key: Key | None = None, site: int = 0
+) -> Tensor:
+    """Dropout of own rows [P, ...] that stand for self-loops: their ids follow the edges'."""
+    gid = block.dst_gid
+    if gid is None:
+        gid = torch.arange(block.num_dst, device=x.device)
+    return dropout(x, p, key or draw_key(p), site, gid + (block.num_graph_edges or 0))
+
+
+@operation(kind="structure")
+def row_ones(block: Block, *, dtype: torch.dtype) -> Tensor:
+    """A column of ones, [P, 1]."""
+    return torch.ones(block.num_dst, 1, dtype=dtype, device=block.device)
+
+
+@operation(kind="structure", of="edges")
+def edge_ones(block: Block, *, dtype: torch.dtype) -> Tensor:
+    """A weight of 1 for every edge, [E]."""
+    return torch.ones(block.num_edges, dtype=dtype, device=block.device)
+
+
+def draw_key(p: float) -> Key:
+    """A key from torch's generator, for layers that are called outside a traced model."""
+    if p == 0:
+        return 0, 0
+    low, high = torch.randint(2**32, (2,)).tolist()
+    return low, high
+
+
+@operation(kind="structure", of="count")
+def num_rows(block: Block) -> int:
+    """The number of own rows."""
+    return block.num_dst
+
+
+@operation(kind="structure", of="edge count")
+def num_edges(block: Block) -> int:
+    """The number of edges."""
+    return block.num_edges
+
+
+def own(x: Any, block: Any) -> Any:
+    """Of the rows of sources [S, ...], the destinations' [P, ...], which are the first."""
+    if issubclass(type(block), Proxy) or x.shape[0] == block.num_dst:
+        return x
+    return x[: block.num_dst]
+
+
+def gcn_propagate(
+    x: Any,
+    block: Any,
+    weight: Any = None,
+    *,
+    fill: float = 1.0,
+    self_loops: bool = True,
+    bias: Any = None,
+) -> Any:
+    """D^-1/2 (A + I) D^-1/2 x + bias, as two scalings of rows around a plain sum: [P, D].
+
+    Each row has exactly one self-loop as in ``gcn_scale``; self_loops=False takes the edges as
+    they are. A row's degree comes from its own in-edges, so that a part needs no other's.
+    """
+    check_square(block, "a symmetric normalisation")
+    scale = gcn_scale(block, weight, fill=fill, self_loops=self_loops, dtype=x.dtype)
+    scaled = scale_rows(x, scale)
+    out = propagate(scaled, block, weight, skip_loops=self_loops)
+    if self_loops:
+        loop = scaled if weight is None else scaled * loop_scale(block, weight, fill=fill)
+        out = out + loop
+    return scale_rows(out, scale, bias)
+
+
+def scale_rows(x: Any, scale: Any, bias: Any = None) -> Any:
+    """x [P, D] * scale [P, 1] + bias [D], in the dtype of x."""
+    if x.dtype != scale.dtype:
+        out = (x * scale).to(x.dtype)
+        return out if bias is None else out + bias
+    return x * scale if bias is None else torch.addcmul(bias, x, scale)
+
+
+def check_square(block: Any, what: str) -> None:
+    """Raise ConfigError when a Block has sources that are not destinations."""
+    if isinstance(block, Block) and block.num_src != block.num_dst:
+        raise ConfigError(
+            f"{what} needs the degrees of all {block.num_src} sources, "
+            f"the block has {block.num_dst} rows",
+            hint="call the layer on the whole graph, or trace the model",
+        )
+
+
+def _loops(block: Block) -> Tensor | None:
+    """bool [E]: which edges are self-loops; None when there are none."""
+
+    def find() -> Tensor | None:
+        loops = block.col == block.edge_dst
+        return loops if bool(loops.any()) else None
+
+    return kept(block, ("loops",), None, find)

@@ -1,0 +1,70 @@
+"""Moments of all rows, from those of parts, and the row-local code that normalises by them.
+
+Legend: P rows of one part, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiergnn.kernels.block import Block
+from tiergnn.models.operation import operation
+
+
+@operation(kind="statistic")
+def moments(x: Tensor) -> Tensor:
+    """Count, mean and sum of squared deviations of every column of rows [P, D]: [3, D].
+
+    In float32, or wider when the rows are. See ``combine_moments``.
+    """
+    rows = x.to(torch.promote_types(x.dtype, torch.float32))
+    if rows.shape[0] == 0:
+        return rows.new_zeros(3, rows.shape[1])
+    mean = rows.mean(0)
+    return torch.stack([torch.full_like(mean, rows.shape[0]), mean, (rows - mean).square().sum(0)])
+
+
+def combine_moments(parts: Sequence[Tensor]) -> Tensor:
+    """Moments of all rows from those of their parts, in the order given (Chan et al., 1979)."""
+    if len(parts) == 1:
+        return parts[0]
+    count, mean, squares = torch.stack(tuple(parts)).unbind(1)
+    total = count.sum(0)
+    whole = (count * mean).sum(0) / total.clamp(min=1)
+    return torch.stack([total, whole, (squares + count * (mean - whole).square()).sum(0)])
+
+
+@operation(kind="structure", of="whole")
+def unless_single(value: Tensor, running: Tensor, block: Block) -> Tensor:
+    """``value``, or ``running`` when the whole graph has one node or none."""
+    return running if (block.num_graph_nodes or 0) <= 1 else value
+
+
+@operation(kind="rows")
+def affine_rows(x: Tensor, shift: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(x - shift) * scale + bias for rows [P, D] and [D] each, rounded once to the dtype of x."""
+    return _AffineRows.apply(x, shift, scale, bias)
+
+
+class _AffineRows(torch.autograd.Function):
+    """Keeps x alone, where autograd would keep x - shift, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shift: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, shift, scale)
+        out = (x - shift) * scale
+        return (out if bias is None else out + bias).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor):
+        x, shift, scale = ctx.saved_tensors
+        (grad,) = grads
+        wide = grad.to(scale.dtype)
+        total = wide.sum(0)
+        grad_x = (wide * scale).to(x.dtype) if ctx.needs_input_grad[0] else None
+        grad_scale = (wide * (x - shift)).sum(0) if ctx.needs_input_grad[2] else None
+        return grad_x, -total * scale, grad_scale, total if ctx.needs_input_grad[3] else None

@@ -1,0 +1,117 @@
+"""Normalisations whose statistics are over all rows: BatchNorm and PyG's, from the same moments.
+
+Each is a statistic (``moments``) and row-local code, so that parts of the rows compute
+their own moments, combine them, and go on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tiergnn.models.moments import affine_rows, moments, unless_single
+from tiergnn.models.rowlocal import words
+
+_PYG = words(
+    "BatchNorm GraphNorm GraphSizeNorm InstanceNorm LayerNorm MeanSubtractionNorm PairNorm"
+)
+_REFUSED = words("HeteroBatchNorm HeteroLayerNorm")
+
+
+def is_norm(m: nn.Module) -> bool:
+    """Whether ``normalize`` knows the module: its class itself, or any kind of BatchNorm."""
+    if isinstance(m, nn.modules.batchnorm._BatchNorm):
+        return True
+    home = type(m).__module__.startswith("torch_geometric.nn.norm")
+    return home and type(m).__name__ in _PYG | _REFUSED
+
+
+def normalize(tracer: Any, m: Any, x: Any, batch: Any = None, batch_size: Any = None) -> Any:
+    """The module's output for traced rows x [V, D], with a statistic as a stage of its own."""
+    name = type(m).__name__
+    if batch is not None:
+        tracer.refuse(f"{name} over several graphs", hint="leave out `batch`: there is one graph")
+    if name in _REFUSED:
+        tracer.refuse(f"{name} normalises several types of nodes", hint="BatchNorm1d")
+    if isinstance(m, nn.modules.batchnorm._BatchNorm):
+        return _batch_norm(tracer, m, x)
+    if name == "BatchNorm":
+        return _batch_norm(tracer, m.module, x, single=m.allow_single_element)
+    if name == "LayerNorm" and m.mode == "node":
+        return torch.nn.functional.layer_norm(x, (m.in_channels,), m.weight, m.bias, m.eps)
+    _check_rows(tracer, name, x)
+    stats = moments(x)
+    tracer.mark(stats, least_rows=2 if name == "InstanceNorm" else 1)
+    count, mean, squares = stats.unbind(0)
+    count = count.clamp(min=1)
+    var = squares / count
+    if name == "LayerNorm":
+        shift = mean.mean()
+        std = (var.mean() + (mean - shift).square().mean()).sqrt() + m.eps
+        scale = torch.ones_like(mean) / std
+        scale = scale if m.weight is None else scale * m.weight
+        return affine_rows(x, shift.expand(mean.shape), scale, m.bias)
+    if name == "GraphNorm":
+        var = var + ((1 - m.mean_scale) * mean).square()
+        return affine_rows(x, mean * m.mean_scale, m.weight * (var + m.eps).rsqrt(), m.bias)
+    if name == "InstanceNorm":
+        if m.track_running_stats:
+            tracer.refuse("InstanceNorm with running statistics", hint="BatchNorm")
+        scale = (var + m.eps).rsqrt()
+        scale = scale if m.weight is None else scale * m.weight
+        return affine_rows(x, mean, scale, m.bias)
+    if name == "GraphSizeNorm":
+        return x * count.pow(-0.5)
+    one = torch.ones_like(mean)
+    if name == "MeanSubtractionNorm":
+        return affine_rows(x, mean, one)
+    assert name == "PairNorm"
+    if m.scale_individually:
+        x = affine_rows(x, mean, one)
+        return m.scale * x / (m.eps + x.norm(2, -1, keepdim=True))
+    return affine_rows(x, mean, one * m.scale * (m.eps + var.sum()).rsqrt())
+
+
+def _batch_norm(tracer: Any, m: Any, x: Any, single: bool = False) -> Any:
+    """BatchNorm: of all rows in training, of the running statistics in evaluation."""
+    with tracer.pause():  # a lazy one takes its width from x
+        if isinstance(m, nn.modules.lazy.LazyModuleMixin) and m.has_uninitialized_params():
+            was = m.training
+            m.eval()(tracer.example(x))
+            m.train(was)
+    _check_rows(tracer, type(m).__name__, x)
+    if not m.training and m.running_mean is not None:
+        mean, var = m.running_mean, m.running_var
+    else:
+        with tracer.pause():
+            keeps = m.training and m.running_mean is not None
+        stats = moments(x)
+        tracer.mark(stats, commit=m if keeps else None, least_rows=1 if single else 2)
+        count, mean, squares = stats.unbind(0)
+        var = squares / count.clamp(min=1)
+        if single:
+            block = tracer.inputs["block"]
+            mean = unless_single(mean, m.running_mean, block)
+            var = unless_single(var, m.running_var, block)
+    scale = (var + m.eps).rsqrt()
+    scale = scale if m.weight is None else scale * m.weight
+    return affine_rows(x, mean, scale, m.bias)
+
+
+def _check_rows(tracer: Any, name: str, x: Any) -> None:
+    if x.dim() != 2:
+        tracer.refuse(f"{name} over rows of {x.dim() - 1} dimensions", hint="flatten(1) first")
+
+
+@torch.no_grad()
+def commit(m: Any, values: Tensor, num_rows: int) -> None:
+    """Move a BatchNorm's running statistics by the moments [3, D] of ``num_rows`` rows."""
+    if num_rows < 2:
+        return
+    _, mean, squares = values
+    m.num_batches_tracked.add_(1)
+    share = m.momentum if m.momentum is not None else 1.0 / float(m.num_batches_tracked)
+    m.running_mean.lerp_(mean.to(m.running_mean.dtype), share)
+    m.running_var.lerp_((squares / (num_rows - 1)).to(m.running_var.dtype), share)

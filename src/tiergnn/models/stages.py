@@ -1,0 +1,189 @@
+"""Stage and Program: what a traced model was cut into, and how it runs.
+
+Legend: V nodes, P rows of one part (destinations), S source rows it reads, E edges, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+import torch
+from torch import Tensor, nn
+
+from tiergnn.errors import ConfigError
+from tiergnn.kernels.block import Block
+from tiergnn.kernels.dropout import Key
+from tiergnn.models import norms
+from tiergnn.models.moments import combine_moments, moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """A tensor with one row a node or an edge: its other dimensions."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    of: str = "nodes"  # or edges
+
+    @property
+    def width(self) -> int:
+        width = 1
+        for size in self.shape:
+            width *= size
+        return width
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        shape = ("E", *self.shape) if self.of == "edges" else self.shape
+        return f"{self.name} [{', '.join(map(str, shape))}]"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Statistic:
+    """Moments [3, D] of one row tensor over all nodes, which a stage needs before it runs."""
+
+    name: str
+    of: str  # the row tensor
+    least_rows: int  # of the whole graph
+    follow: nn.Module | None = field(repr=False)  # the BatchNorm whose running statistics follow
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stage:
+    """One graph operation or statistic and the row-local code that follows it.
+
+    kind: "rows" (code before any of them), "graph" or "statistic". A stage runs on any part of the
+    rows: it ``gathers`` rows of sources, ``reads`` own rows, and ``writes`` own rows. After it,
+    ``frees`` are not needed any more.
+    """
+
+    index: int
+    kind: str
+    op: str  # the graph operation or statistic, for people
+    gathers: tuple[str, ...]
+    reads: tuple[str, ...]
+    edges: tuple[str, ...]  # inputs of edges that it reads
+    statistics: tuple[str, ...]  # moments that it reads, of this stage or earlier ones
+    writes: tuple[str, ...]
+    frees: tuple[str, ...]
+    code: tuple[str, ...]  # its operations in order, for people
+    module: str  # path of the module with the operation
+    place: str  # file:line: code of the operation, in the user's model
+    random: bool  # whether it needs a key
+    statistic: Statistic | None
+    function: Callable[..., tuple[Tensor, ...]] = field(repr=False)
+    root: nn.Module = field(repr=False)
+
+    def run(
+        self,
+        block: Block,
+        key: Key | None,
+        gathered: Mapping[str, Tensor],
+        own: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """What the stage writes, name -> [P, ...], or [E, ...] for rows of edges.
+
+        ``gathered`` holds rows [S, ...] of ``gathers``; ``own`` rows [P, ...] of ``reads``, rows
+        [E, ...] of ``edges`` in the block's order, and ``statistics`` (None: as ``gathered``,
+        where the block is the whole graph).
+        """
+        own = gathered if own is None else own
+        given = [gathered[name] for name in self.gathers]
+        given += [own[name] for name in (*self.reads, *self.edges, *self.statistics)]
+        return dict(zip(self.writes, self.function(self.root, block, key, *given), strict=True))
+
+    def partial(self, block: Block, own: Mapping[str, Tensor]) -> Tensor:
+        """The moments [3, D] of this part's rows; raises ConfigError for a graph too small."""
+        assert self.statistic is not None
+        if (block.num_graph_nodes or 0) == 1 and self.statistic.least_rows > 1:
+            raise ConfigError(
+                "a batch norm needs more than one row in training",
+                culprit=self.place or self.module,
+                hint="torch_geometric's BatchNorm(allow_single_element=True)",
+            )
+        return moments(own[self.statistic.of])
+
+    def combine(self, parts: Sequence[Tensor]) -> Tensor:
+        """The moments of all rows, from the parts' in the order of the parts."""
+        return combine_moments(parts)
+
+    def commit(self, values: Tensor, num_rows: int) -> None:
+        """Move the running statistics; once a training step, whatever is computed again."""
+        assert self.statistic is not None
+        if self.statistic.follow is not None:
+            norms.commit(self.statistic.follow, values.detach(), num_rows)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Program:
+    """A model as stages, for training or for evaluation. ``print(program)`` shows the cut."""
+
+    training: bool
+    needs: tuple[str, ...]  # inputs that it reads, among x, edge_weight, edge_attr
+    stages: tuple[Stage, ...]
+    rows: Mapping[str, Rows]  # every row tensor by name, the inputs among them
+    output: str  # the row tensor that the model returns
+
+    def run(self, inputs: Mapping[str, Tensor], block: Block, key: Key | None = None) -> Tensor:
+        """The model's output [V, ...] over a block that is the whole graph, differentiable.
+
+        ``inputs`` are x [V, D] and what else the program ``needs``, rows of edges in the block's
+        order; ``key`` is the dropout key of the step. Raises ConfigError when one is missing.
+        """
+        rows: dict[str, Tensor] = {}
+        for name in self.needs:
+            if name not in inputs:
+                raise ConfigError(f"the program needs {name}", hint="pass it in inputs")
+            rows[name] = inputs[name]
+        if key is None and any(stage.random for stage in self.stages):
+            raise ConfigError("dropout needs a key", hint="kernels.dropout.step_key(seed, step)")
+        for stage in self.stages:
+            if stage.statistic is not None:
+                values = stage.combine([stage.partial(block, rows)])
+                rows[stage.statistic.name] = values
+                stage.commit(values, block.num_dst)
+            written = stage.run(block, key, rows)
+            for name in stage.frees:
+                del rows[name]
+            rows |= written
+            del written
+        return rows[self.output]
+
+    def __str__(self) -> str:
+        mode = "training" if self.training else "evaluation"
+        inputs = ", ".join(str(self.rows[name]) for name in self.needs)
+        lines = [f"{inputs} -> {self.rows[self.output]}, {mode}, {len(self.stages)} stages"]
+        table = [("stage", "operation", "gathers", "reads", "writes", "code", "at")]
+        for stage in self.stages:
+            table.append(
+                (
+                    str(stage.index),
+                    stage.op,
+                    self._list(stage.gathers),
+                    self._list((*stage.reads, *stage.edges)),
+                    self._list(stage.writes),
+                    " ".join(stage.code),
+                    " ".join(filter(None, (stage.module, _short(stage.place)))),
+                )
+            )
+        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]) - 1)]
+        for row in table:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            lines.append("  ".join([*cells, row[-1]]).rstrip())
+        return "\n".join(lines)
+
+    def _list(self, names: Sequence[str]) -> str:
+        return ", ".join(str(self.rows[name]) for name in names) or "-"
+
+
+def _short(place: str) -> str:
+    """``/a/b/model.py:31: x = ...`` -> ``model.py:31``."""
+    if not place:
+        return ""
+    return PurePath(place.split(": ", 1)[0]).name

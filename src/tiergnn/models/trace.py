@@ -1,0 +1,264 @@
+"""``trace``: a user's model as a Program of stages, for training or for evaluation."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tiergnn.errors import ConfigError, TiergnnError
+from tiergnn.kernels.block import Block
+from tiergnn.models import rowlocal
+from tiergnn.models.cut import EDGE_INPUTS, cut
+from tiergnn.models.judge import Probe
+from tiergnn.models.places import place_of_error
+from tiergnn.models.rowlocal import sample, words
+from tiergnn.models.stages import Program, Rows, Stage, Statistic
+from tiergnn.models.traced import TracedData, fact, is_traced
+from tiergnn.models.tracer import ModelTracer
+
+__all__ = ["Program", "Rows", "Stage", "Statistic", "trace"]
+
+# What a parameter of forward is, by its name.
+_X = words("x feat feats feature features h input inputs node_feat")
+_GRAPH = words("edge_index adj_t adj edges edge_indices block graph g")
+_EDGES = {"edge_weight": "edge_weight", "edge_weights": "edge_weight", "weight": "edge_weight"}
+_EDGES |= {"edge_attr": "edge_attr", "edge_attrs": "edge_attr", "edge_feat": "edge_attr"}
+_DATA = words("data batch graph g sample")
+_LAZY = words("in_channels in_features num_features input_size normalized_shape training")
+
+
+def trace(model: nn.Module, inputs: Mapping[str, Tensor], *, training: bool) -> Program:
+    """Cut a model into stages.
+
+    ``inputs`` are examples of what the graph has: x [V, D] and, if any, edge_weight [E] and
+    edge_attr [E, D]; dtype, device, trailing shape and first rows are read. ``forward`` takes
+    (x, edge_index) and optionally edge weights or features, by PyG's names, or one Data. Lazy
+    parameters get their shapes. The model keeps its mode, parameters and buffers.
+
+    Raises ConfigError, with the line of the model, for what cannot be cut: see docs/design.md.
+    """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"a model is a torch.nn.Module, had {type(model).__name__}")
+    tracer = ModelTracer(_probe(model, inputs))
+    root = _Root(model, tracer, tuple(inputs))
+    with _mode(model, training), _unchanged(model), _no_draws(tracer):
+        try:
+            graph = tracer.trace(root)
+        except TiergnnError:
+            raise
+        except Exception as error:
+            raise _explain(error, model) from error
+    returned = next(n for n in graph.nodes if n.op == "output").args[0]
+    if not isinstance(returned, torch.fx.Node) or fact(returned).kind != "rows":
+        raise ConfigError(
+            f"{type(model).__name__}.forward returns something else than one tensor of rows",
+            hint="return the output of every node, [V, ...]; losses and pooling go outside",
+        )
+    return cut(graph, root, training=training)
+
+
+class _Root(nn.Module):
+    """Calls the model with what its forward asks for; the stages' code finds parameters here."""
+
+    def __init__(self, model: nn.Module, tracer: ModelTracer, known: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self._known = known
+        self._count = tracer.count
+
+    def forward(self, x: Any, edge_weight: Any, edge_attr: Any, block: Any, key: Any) -> Any:
+        edges = {"edge_weight": edge_weight, "edge_attr": edge_attr}
+        edges = {name: value if name in self._known else None for name, value in edges.items()}
+        return call_model(self.model, _arguments(self.model, x, block, edges, self._count))
+
+
+def call_model(model: nn.Module, given: dict[str, Any]) -> Any:
+    """The user's forward; the search for a line of the user's code goes no further out."""
+    return model(**given)
+
+
+def _arguments(
+    model: nn.Module, x: Any, block: Any, edges: dict[str, Any], count: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Arguments for forward, by the names (or else the places) of its parameters."""
+    name = type(model).__name__
+    parameters = inspect.signature(model.forward).parameters.values()
+    plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if any(p.kind is p.POSITIONAL_ONLY for p in plain):
+        raise ConfigError(f"{name}.forward has positional-only parameters", hint="leave out the /")
+    required = [p.name for p in plain if p.default is p.empty]
+    takes_graph = any(p.name in _GRAPH - _DATA for p in plain)
+    if len(required) == 1 and required[0] not in _X and not takes_graph:
+        data = TracedData(count, x=x, edge_index=block, adj_t=block, batch=None, **edges)
+        return {required[0]: data}
+    given: dict[str, Any] = {}
+    for position, parameter in enumerate(plain):
+        known = parameter.name in required
+        if parameter.name in _X or (known and position == 0):
+            given[parameter.name] = x
+        elif parameter.name in _GRAPH or (known and position == 1):
+            given[parameter.name] = block
+        elif parameter.name in _EDGES:
+            value = edges[_EDGES[parameter.name]]
+            if value is not None:
+                given[parameter.name] = value
+            elif known:
+                raise ConfigError(
+                    f"{name}.forward needs {parameter.name}, which the graph does not have",
+                    hint=f"{parameter.name}=None in forward, or a graph with it",
+                )
+        elif known:
+            raise ConfigError(
+                f"{name}.forward needs {parameter.name!r}, which is nothing that a graph has",
+                hint="x, edge_index, edge_weight, edge_attr, or one data; else give it a default",
+            )
+    return given
+
+
+def _probe(model: nn.Module, inputs: Mapping[str, Tensor]) -> Probe:
+    """A small graph with loops, duplicates and rows without in-edges, and inputs on it.
+
+    Its numbers of rows and edges, and of those in the smaller runs, are none of the model's widths.
+    """
+    unknown = set(inputs) - {"x", *EDGE_INPUTS}
+    if "x" not in inputs or unknown:
+        raise ConfigError(f"inputs are x, edge_weight, edge_attr, had {', '.join(inputs)}")
+    lazy = nn.parameter.is_lazy
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if not lazy(t)]
+    widths = {n for t in (*tensors, *inputs.values()) for n in t.shape[1:]}
+    widths |= {n for t in tensors for n in t.shape[:1]}
+    counts = (n for n in range(5, 10**6) if n not in widths)
+    few_rows, few_edges, num_nodes = next(counts), next(counts), next(n for n in counts if n > 9)
+    num_edges = next(n for n in counts if n > 3 * num_nodes)
+    generator = torch.Generator().manual_seed(num_nodes)
+    src, dst = torch.randint(num_nodes - 1, (2, num_edges), generator=generator)
+    src[:3] = dst[:3] = torch.tensor([1, 1, 2])
+    dst, order = dst.sort(stable=True)
+    degree = torch.bincount(dst, minlength=num_nodes)
+    block = Block(
+        rowptr=torch.cat([degree.new_zeros(1), degree.cumsum(0)]),
+        col=src[order].to(torch.int32),
+        num_src=num_nodes,
+    ).to(inputs["x"].device)
+    rows, edges = sample(num_nodes, few_rows), sample(num_edges, few_edges)
+    examples = {
+        name: _first(value.detach(), num_nodes if name == "x" else num_edges)
+        for name, value in inputs.items()
+    }
+    return Probe(block, examples, rows, edges)
+
+
+def _first(value: Tensor, count: int) -> Tensor:
+    """``count`` rows of an example, its own over again when it is short; ones when it is empty."""
+    if value.shape[0] == 0:
+        return value.new_ones(count, *value.shape[1:])
+    return value[torch.arange(count, device=value.device) % value.shape[0]]
+
+
+def _explain(error: Exception, model: nn.Module) -> ConfigError:
+    hint = None
+    if "Traced" in str(error):
+        hint = "tensors are made from others, as x.new_zeros(x.size(0), 3), not by torch.zeros"
+    return ConfigError(
+        f"the model cannot be traced: {type(error).__name__}: {error}",
+        culprit=place_of_error(error, "call_model") or type(model).__name__,
+        hint=hint,
+    )
+
+
+@contextmanager
+def _mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """The model in training or evaluation, each of its modules as before afterwards."""
+    flags = [(m, m.training) for m in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for m, flag in flags:
+            m.training = flag
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Take back what forward assigned while it was traced; refuse what would change its numbers."""
+    kept = [(m, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
+    yield_error = True
+    try:
+        yield
+        yield_error = False
+    finally:
+        changed, assigned = [], []
+        for m, before, buffers in kept:
+            for name, value in list(vars(m).items()):
+                old = before.get(name)
+                if _holds_traced(value):
+                    assigned.append(f"{type(m).__name__}.{name}")
+                    if name in before:
+                        vars(m)[name] = old
+                    else:
+                        del vars(m)[name]
+                elif isinstance(value, (bool, int, float, str)) and value != old:
+                    changed += [] if name in _LAZY else [f"{type(m).__name__}.{name}"]
+            for name, value in list(m._buffers.items()):
+                if is_traced(value):
+                    changed.append(f"{type(m).__name__}.{name}")
+                    m._buffers[name] = buffers.get(name)
+        if changed and not yield_error:
+            raise ConfigError(
+                f"forward changes {', '.join(changed)}, which a traced model does not do again",
+                hint="state that changes belongs into the training loop",
+            )
+        if assigned and not yield_error:
+            warnings.warn(
+                f"forward keeps {', '.join(assigned)}; a traced model only returns its output",
+                stacklevel=3,
+            )
+
+
+def _holds_traced(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_holds_traced, value))
+    if type(value) is dict:
+        return any(map(_holds_traced, value.values()))
+    return is_traced(value)
+
+
+@contextmanager
+def _no_draws(tracer: ModelTracer) -> Iterator[None]:
+    """Refuse random numbers that forward draws while it is traced: they would never change."""
+    before = random.getstate(), np.random.get_state(legacy=True)[1].tobytes()  # pyright: ignore[reportArgumentType]
+    with _Draws(tracer):
+        yield
+    after = random.getstate(), np.random.get_state(legacy=True)[1].tobytes()  # pyright: ignore[reportArgumentType]
+    if before != after:
+        raise ConfigError(
+            "forward draws from random or numpy.random; traced, it would draw once only",
+            hint="Dropout or F.dropout",
+        )
+
+
+class _Draws(TorchFunctionMode):
+    def __init__(self, tracer: ModelTracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        name = rowlocal.name_of(func)
+        if name in rowlocal.RANDOM and not self.tracer.paused:
+            self.tracer.refuse(
+                f"{name} draws its own random numbers, once only when it is traced",
+                hint="Dropout or F.dropout",
+            )
+        return func(*args, **(kwargs or {}))
