@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numba
 import numpy as np
@@ -109,7 +109,7 @@ class Block:
         rowptr_t = torch.searchsorted(by_src, sources)
         return Transposed(rowptr_t, self.edge_dst.to(self.col.dtype)[order], order.to(index))
 
-    def plan(self, op: str, backend: str, transposed: bool = False) -> list[Tensor]:
+    def plan(self, op: str, backend: str, transposed: bool = False) -> Any:
         """What an op's backend wants to know about the rows, made by its ``plan(rowptr)`` and kept.
 
         Rows are those of the block, or of its transposed CSR.
@@ -121,7 +121,7 @@ class Block:
         return self._plans[key]
 
     @cached_property
-    def _plans(self) -> dict[tuple[str, str, bool], list[Tensor]]:
+    def _plans(self) -> dict[tuple[str, str, bool], Any]:
         return {}
 
     @cached_property

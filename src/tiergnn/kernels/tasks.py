@@ -1,0 +1,129 @@
+"""Even tasks from ragged rows: what the kernels on a GPU work through, a warp or so a task.
+
+A row of more than ``most`` edges is cut into *parts* of nearly equal size, whose results a second
+launch merges in a fixed order; every other row is one task. Tasks are a function of the row pointer
+alone, so that the same graph gives the same sums, bit for bit.
+
+
+Legend: P rows, E edges, T tasks, Q parts, R rows that are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+MOST = 512  # edges of a task
+MOST_MERGED = 128  # parts that one task merges
+_INT32 = 2**31
+Shape = TypeVar("Shape")
+
+
+class Span(NamedTuple):
+    """Tasks first..last-1, none of which has more than ``longest`` edges."""
+
+    first: int
+    last: int
+    longest: int
+
+
+class Tasks(NamedTuple):
+    """Rows of a CSR as tasks of edges start..start+count-1: parts first, then whole rows.
+
+    Parts stand in the order of rows and edges: task q < num_parts is part q. Whole rows stand in
+    ``spans`` of similar sizes (the largest at most 1.5 times the smallest, or 4 edges), large ones
+    first, rows without edges last; within a span in the order of rows, which keeps the locality
+    that the graph's own order has.
+    """
+
+    row: Tensor  # [T], int32 where rows fit
+    start: Tensor  # [T], int32 where edges fit
+    count: Tensor  # int32 [T]
+    num_parts: int
+    spans: tuple[Span, ...]  # of whole rows
+    merge: Tasks | None  # the rows that were cut; parts are its edges
+
+    @property
+    def num_tasks(self) -> int:
+        return self.row.numel()
+
+
+def cut_rows(rowptr: Tensor, *, most: int = MOST, names: Tensor | None = None) -> Tasks:
+    """The tasks of the rows of ``rowptr`` int64 [P+1], on its device, for which it waits.
+
+    No task has more than ``most`` edges, a power of two. ``names`` [P] stands in ``row`` in the
+    place of 0..P-1. Linear in P and Q.
+    """
+    degree = rowptr.diff()
+    row_type = torch.int32 if degree.numel() < _INT32 else torch.int64
+    start_type = torch.int32 if int(rowptr[-1]) < _INT32 else torch.int64
+    if names is None:
+        names = torch.arange(degree.numel(), dtype=row_type, device=rowptr.device)
+    long = degree > most
+    parts = torch.nonzero(long).flatten()
+    row, start, count, merge = _parts(rowptr, degree, parts, most, names)
+    num_parts = row.numel()
+
+    whole = torch.nonzero(~long).flatten()
+    bounds = torch.tensor(_bounds(most), device=rowptr.device)
+    kind = torch.bucketize(degree[whole], bounds).to(torch.int8)
+    order = whole[torch.sort(kind, descending=True, stable=True).indices]
+    counts = torch.bincount(kind, minlength=bounds.numel()).tolist()
+    return Tasks(
+        row=torch.cat([row, names[order]]),
+        start=torch.cat([start.to(start_type), rowptr[order].to(start_type)]),
+        count=torch.cat([count.to(torch.int32), degree[order].to(torch.int32)]),
+        num_parts=num_parts,
+        spans=_spans(num_parts, counts, most),
+        merge=merge,
+    )
+
+
+def _parts(
+    rowptr: Tensor, degree: Tensor, cut: Tensor, most: int, names: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tasks | None]:
+    """Row, start and count of the parts of the rows ``cut``, and the tasks that merge them."""
+    if not cut.numel():
+        return names[:0], cut, cut, None
+    size, first = degree[cut], rowptr[cut]
+    pieces = (size + most - 1) // most
+    part_ptr = torch.zeros(cut.numel() + 1, dtype=torch.int64, device=rowptr.device)
+    torch.cumsum(pieces, 0, out=part_ptr[1:])
+    num_parts = int(part_ptr[-1])
+    owner = torch.arange(cut.numel(), device=rowptr.device)
+    owner = torch.repeat_interleave(owner, pieces, output_size=num_parts)
+    rank = torch.arange(num_parts, device=rowptr.device) - part_ptr[owner]
+    size, pieces = size[owner], pieces[owner]
+    begin, end = size * rank // pieces, size * (rank + 1) // pieces
+    merge = cut_rows(part_ptr, most=MOST_MERGED, names=names[cut])
+    return names[cut][owner], first[owner] + begin, end - begin, merge
+
+
+def _bounds(most: int) -> list[int]:
+    """The largest sizes of the spans: 0, 1, 2, 3, 4, 6, 8, 12 ... most."""
+    bounds = [0, 1, 2, 3, 4]
+    while bounds[-1] < most:
+        bounds.append(2 * bounds[-2])
+    return bounds
+
+
+def _spans(first: int, counts: list[int], most: int) -> tuple[Span, ...]:
+    spans = []
+    for longest, count in reversed(list(zip(_bounds(most), counts, strict=True))):
+        if count:
+            spans.append(Span(first, first + count, longest))
+            first += count
+    return tuple(spans)
+
+
+def launches(tasks: Tasks, shape_of: Callable[[int], Shape]) -> list[tuple[Span, Shape]]:
+    """Whole rows by launch: neighbouring spans whose ``shape_of(longest)`` is one become one."""
+    found = []
+    for shape, group in groupby(tasks.spans, key=lambda span: shape_of(span.longest)):
+        spans = list(group)
+        found.append((Span(spans[0].first, spans[-1].last, spans[0].longest), shape))
+    return found

@@ -1,0 +1,104 @@
+"""Tasks cover every edge once, in order, whatever the degrees."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiergnn.kernels.tasks import MOST, MOST_MERGED, Tasks, cut_rows, launches
+
+DEGREES = st.lists(
+    st.one_of(st.integers(0, 5), st.integers(0, 3 * MOST), st.just(200 * MOST)), max_size=30
+)
+
+
+def as_rowptr(degrees: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *torch.tensor(degrees, dtype=torch.int64).cumsum(0).tolist()])
+
+
+def edges_by_row(tasks: Tasks) -> dict[int, list[tuple[int, int]]]:
+    """The pieces start..stop of each row, in the order in which they are merged."""
+    own = [
+        (row, (start, start + count))
+        for row, start, count in zip(
+            tasks.row.tolist(), tasks.start.tolist(), tasks.count.tolist(), strict=True
+        )
+    ]
+    pieces = {row: [piece] for row, piece in own[tasks.num_parts :]}
+    assert len(pieces) == len(own) - tasks.num_parts  # a whole row is one task
+    if tasks.merge is not None:
+        for row, merged in edges_by_row(tasks.merge).items():
+            parts = [own[part] for first, last in merged for part in range(first, last)]
+            assert {name for name, _ in parts} == {row}
+            assert row not in pieces
+            pieces[row] = [piece for _, piece in parts]
+    return pieces
+
+
+@settings(max_examples=40, deadline=None)
+@given(degrees=DEGREES)
+def test_every_edge_belongs_to_one_task_in_order(degrees):
+    rowptr = as_rowptr(degrees)
+    pieces = edges_by_row(cut_rows(rowptr))
+    assert sorted(pieces) == list(range(len(degrees)))
+    for row, found in pieces.items():
+        ends = rowptr[row].item(), rowptr[row + 1].item()
+        assert (found[0][0], found[-1][1]) == ends
+        assert all(a[1] == b[0] for a, b in pairwise(found))
+
+
+@settings(max_examples=40, deadline=None)
+@given(degrees=DEGREES)
+def test_tasks_are_even(degrees):
+    tasks, most = cut_rows(as_rowptr(degrees)), MOST
+    while tasks is not None:
+        parts, whole = tasks.count[: tasks.num_parts], tasks.count[tasks.num_parts :]
+        assert parts.numel() == 0 or (parts.max() <= most and parts.min() >= most // 2)
+        at = tasks.num_parts
+        for first, last, longest in tasks.spans:
+            assert first == at < last
+            size = whole[first - tasks.num_parts : last - tasks.num_parts]
+            assert size.max() <= longest <= max(most, 4)
+            assert size.min() > longest // 1.5 or longest <= 4
+            rows = tasks.row[first:last]
+            assert tasks.merge is None or most == MOST_MERGED or rows.diff().gt(0).all()
+            at = last
+        assert at == tasks.num_tasks
+        longest = [span.longest for span in tasks.spans]
+        assert longest == sorted(longest, reverse=True)
+        tasks, most = tasks.merge, MOST_MERGED
+
+
+def test_indices_are_as_narrow_as_they_can_be():
+    narrow = cut_rows(as_rowptr([3, 0, 700]))
+    assert {narrow.row.dtype, narrow.start.dtype, narrow.count.dtype} == {torch.int32}
+    wide = cut_rows(torch.tensor([0, 2**31, 2**31 + 3]), most=2**20)
+    assert wide.start.dtype == torch.int64
+    assert wide.start[-1] == 2**31
+    assert wide.start[wide.num_parts - 1] + wide.count[wide.num_parts - 1] == 2**31
+
+
+def test_a_hub_is_merged_in_levels():
+    tasks = cut_rows(as_rowptr([1, MOST * MOST_MERGED * 3]))
+    assert tasks.num_parts == MOST_MERGED * 3
+    assert tasks.merge is not None
+    assert tasks.merge.num_parts == 3
+    assert tasks.merge.merge is not None
+    assert tasks.merge.merge.merge is None
+    assert tasks.merge.merge.row.tolist() == [1]
+
+
+@pytest.mark.parametrize("edge", [4, 100])
+def test_launches_join_neighbouring_spans(edge):
+    tasks = cut_rows(as_rowptr([0, 1, 2, 3, 4, 9, 60, 100, 200, 900]))
+    found = launches(tasks, lambda longest: longest > edge)
+    assert [shape for _, shape in found] == [True, False]
+    (high, _), (low, _) = found
+    assert high.first == tasks.num_parts
+    assert high.last == low.first
+    assert low.last == tasks.num_tasks
+    assert (high.longest, tasks.count[low.first :].max() <= low.longest) == (256, True)
