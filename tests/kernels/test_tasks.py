@@ -23,9 +23,9 @@ def as_rowptr(degrees: list[int]) -> torch.Tensor:
 def edges_by_row(tasks: Tasks) -> dict[int, list[tuple[int, int]]]:
     """The pieces start..stop of each row, in the order in which they are merged."""
     own = [
-        (row, (start, start + count))
-        for row, start, count in zip(
-            tasks.row.tolist(), tasks.start.tolist(), tasks.count.tolist(), strict=True
+        (row, (start, start + size))
+        for row, start, size in zip(
+            tasks.row.tolist(), tasks.start.tolist(), tasks.size.tolist(), strict=True
         )
     ]
     pieces = {row: [piece] for row, piece in own[tasks.num_parts :]}
@@ -56,7 +56,7 @@ def test_every_edge_belongs_to_one_task_in_order(degrees):
 def test_tasks_are_even(degrees):
     tasks, most = cut_rows(as_rowptr(degrees)), MOST
     while tasks is not None:
-        parts, whole = tasks.count[: tasks.num_parts], tasks.count[tasks.num_parts :]
+        parts, whole = tasks.size[: tasks.num_parts], tasks.size[tasks.num_parts :]
         assert parts.numel() == 0 or (parts.max() <= most and parts.min() >= most // 2)
         at = tasks.num_parts
         for first, last, longest in tasks.spans:
@@ -75,11 +75,11 @@ def test_tasks_are_even(degrees):
 
 def test_indices_are_as_narrow_as_they_can_be():
     narrow = cut_rows(as_rowptr([3, 0, 700]))
-    assert {narrow.row.dtype, narrow.start.dtype, narrow.count.dtype} == {torch.int32}
+    assert {narrow.row.dtype, narrow.start.dtype, narrow.size.dtype} == {torch.int32}
     wide = cut_rows(torch.tensor([0, 2**31, 2**31 + 3]), most=2**20)
     assert wide.start.dtype == torch.int64
     assert wide.start[-1] == 2**31
-    assert wide.start[wide.num_parts - 1] + wide.count[wide.num_parts - 1] == 2**31
+    assert wide.start[wide.num_parts - 1] + wide.size[wide.num_parts - 1] == 2**31
 
 
 def test_a_hub_is_merged_in_levels():
@@ -101,4 +101,4 @@ def test_launches_join_neighbouring_spans(edge):
     assert high.first == tasks.num_parts
     assert high.last == low.first
     assert low.last == tasks.num_tasks
-    assert (high.longest, tasks.count[low.first :].max() <= low.longest) == (256, True)
+    assert (high.longest, tasks.size[low.first :].max() <= low.longest) == (256, True)

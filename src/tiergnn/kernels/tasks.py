@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 class Tasks(NamedTuple):
-    """Rows of a CSR as tasks of edges start..start+count-1: parts first, then whole rows.
+    """Rows of a CSR as tasks of edges start..start+size-1: parts first, then whole rows.
 
     Parts stand in the order of rows and edges: task q < num_parts is part q. Whole rows stand in
     ``spans`` of similar sizes (the largest at most 1.5 times the smallest, or 4 edges), large ones
@@ -42,7 +42,7 @@ class Tasks(NamedTuple):
 
     row: Tensor  # [T], int32 where rows fit
     start: Tensor  # [T], int32 where edges fit
-    count: Tensor  # int32 [T]
+    size: Tensor  # int32 [T]: edges
     num_parts: int
     spans: tuple[Span, ...]  # of whole rows
     merge: Tasks | None  # the rows that were cut; parts are its edges
@@ -65,7 +65,7 @@ def cut_rows(rowptr: Tensor, *, most: int = MOST, names: Tensor | None = None) -
         names = torch.arange(degree.numel(), dtype=row_type, device=rowptr.device)
     long = degree > most
     parts = torch.nonzero(long).flatten()
-    row, start, count, merge = _parts(rowptr, degree, parts, most, names)
+    row, start, size, merge = _parts(rowptr, degree, parts, most, names)
     num_parts = row.numel()
 
     whole = torch.nonzero(~long).flatten()
@@ -76,7 +76,7 @@ def cut_rows(rowptr: Tensor, *, most: int = MOST, names: Tensor | None = None) -
     return Tasks(
         row=torch.cat([row, names[order]]),
         start=torch.cat([start.to(start_type), rowptr[order].to(start_type)]),
-        count=torch.cat([count.to(torch.int32), degree[order].to(torch.int32)]),
+        size=torch.cat([size.to(torch.int32), degree[order].to(torch.int32)]),
         num_parts=num_parts,
         spans=_spans(num_parts, counts, most),
         merge=merge,
@@ -86,7 +86,7 @@ def cut_rows(rowptr: Tensor, *, most: int = MOST, names: Tensor | None = None) -
 def _parts(
     rowptr: Tensor, degree: Tensor, cut: Tensor, most: int, names: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tasks | None]:
-    """Row, start and count of the parts of the rows ``cut``, and the tasks that merge them."""
+    """Row, start and size of the parts of the rows ``cut``, and the tasks that merge them."""
     if not cut.numel():
         return names[:0], cut, cut, None
     size, first = degree[cut], rowptr[cut]
