@@ -109,6 +109,27 @@ class Block:
         rowptr_t = torch.searchsorted(by_src, sources)
         return Transposed(rowptr_t, self.edge_dst.to(self.col.dtype)[order], order.to(index))
 
+    def transposed_weight(self, weight_E: Tensor) -> Tensor:
+        """Edge weights in the order of the out-edges; kept until asked for other weights.
+
+        For weights that need no gradient: the same ones come again at every step.
+        """
+        kept = self._weights.get("weight")
+        if (
+            kept is None
+            or kept.data_ptr() != weight_E.data_ptr()
+            or kept.dtype != weight_E.dtype
+            or self._weights["version"] != weight_E._version
+        ):
+            ordered = weight_E.detach()[self.transposed.edge_t]
+            # Holding the original keeps its address from being another tensor's.
+            self._weights.update(weight=weight_E, version=weight_E._version, ordered=ordered)
+        return self._weights["ordered"]
+
+    @cached_property
+    def _weights(self) -> dict[str, Any]:
+        return {}
+
     def plan(self, op: str, backend: str, transposed: bool = False) -> Any:
         """What an op's backend wants to know about the rows, made by its ``plan(rowptr)`` and kept.
 

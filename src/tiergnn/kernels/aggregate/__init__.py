@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.kernels import backend
+from tiergnn.kernels.aggregate.reference import wide
 from tiergnn.kernels.block import Block
 
 REDUCTIONS = ("sum", "mean", "max")
@@ -67,6 +68,8 @@ class _Sum(torch.autograd.Function):
         module = backend.load("aggregate", ctx.backend)
         if flipped:
             rowptr, col, edge = block.transposed
+            if weight_E is not None and not weight_E.requires_grad:
+                weight_E, edge = block.transposed_weight(weight_E), None
         else:
             rowptr, col, edge = block.rowptr, block.col, None
         plan = block.plan("aggregate", ctx.backend, flipped)
@@ -76,12 +79,13 @@ class _Sum(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         x, weight_E = ctx.saved_tensors
         (grad,) = grads
-        if ctx.mean:
-            grad = grad / ctx.block.in_degree.clamp(min=1).to(grad.dtype)[:, None]
+        dtype = grad.dtype
+        if ctx.mean:  # in float32 or better: degrees and quotients do not fit 16 bits
+            grad = grad.to(wide(dtype)) / ctx.block.in_degree.clamp(min=1)[:, None]
         grad_x = grad_weight = None
         with backend.use(ctx.backend):
             if ctx.needs_input_grad[2]:
-                grad_x = _Sum.apply(ctx.block, not ctx.flipped, grad, weight_E, False)
+                grad_x = _Sum.apply(ctx.block, not ctx.flipped, grad, weight_E, False).to(dtype)
             if ctx.needs_input_grad[3]:
                 rows = (x, grad) if ctx.flipped else (grad, x)
                 grad_weight = _EdgeDot.apply(ctx.block, *rows).to(weight_E.dtype)
@@ -131,8 +135,7 @@ class _Maximum(torch.autograd.Function):
         x_SD, weight_E, out_PD, ties_PD = ctx.saved_tensors
         block: Block = ctx.block
         module = backend.load("aggregate", ctx.backend)
-        wide = torch.float64 if x_SD.dtype == torch.float64 else torch.float32
-        share_PD = grads[0].to(wide) / ties_PD.clamp(min=1)
+        share_PD = grads[0].to(wide(x_SD.dtype)) / ties_PD.clamp(min=1)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[1]:
             plan_t = block.plan("aggregate", ctx.backend, True)

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from tiergnn.kernels.aggregate import cpu_max, cpu_sum
-from tiergnn.kernels.aggregate.cpu_tasks import Columns, dense, even_tasks, in_order
+from tiergnn.kernels.aggregate.cpu_tasks import even_tasks, in_order
 from tiergnn.kernels.aggregate.reference import plan as plan
 from tiergnn.kernels.aggregate.reference import wide
+from tiergnn.kernels.rows import Columns, dense
 from tiergnn.kernels.threads import spread
 from tiergnn.kernels.tile import tiles
 
@@ -61,8 +62,8 @@ def weighted_sum(
 
 def edge_dot(rowptr: Tensor, col: Tensor, plan: list[Tensor], g_PD: Tensor, x_SD: Tensor) -> Tensor:
     """As the reference."""
-    x = dense(x_SD)
-    g = dense(g_PD.to(x.dtype))
+    dtype = torch.promote_types(g_PD.dtype, x_SD.dtype)
+    x, g = dense(x_SD.to(dtype)), dense(g_PD.to(dtype))
     out = torch.zeros(col.numel(), dtype=wide(x.dtype))
     if not out.numel():
         return out

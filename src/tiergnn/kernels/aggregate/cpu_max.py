@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from tiergnn.kernels.aggregate.cpu_sum import CHUNK, HEAD, TAIL, WHOLE
-from tiergnn.kernels.aggregate.cpu_tasks import AHEAD, cut, njit
+from tiergnn.kernels.aggregate.cpu_tasks import AHEAD, cut
 from tiergnn.kernels.lanes import (
     add,
     add_to_double,
@@ -29,6 +29,7 @@ from tiergnn.kernels.lanes import (
     where_reached,
     zeros,
 )
+from tiergnn.kernels.rows import njit
 
 
 @njit(inline="always")

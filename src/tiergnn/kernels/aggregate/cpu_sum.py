@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tiergnn.kernels.aggregate.cpu_tasks import AHEAD, cut, njit
+from tiergnn.kernels.aggregate.cpu_tasks import AHEAD, cut
 from tiergnn.kernels.lanes import (
     add,
     add_to_double,
@@ -21,6 +21,7 @@ from tiergnn.kernels.lanes import (
     total,
     zeros,
 )
+from tiergnn.kernels.rows import njit
 
 CHUNK = 512  # edges summed without a partial sum
 HEAD, TAIL, WHOLE = 0, 1, 2  # the partial sums of a task: [T, 3, W] in float64

@@ -1,4 +1,4 @@
-"""Even tasks from ragged rows, and where a kernel finds the columns that it works on.
+"""Even tasks from ragged rows.
 
 A CSR is walked as one sequence of P row ends and E edges, cut into T equal tasks: a hub is shared
 by several tasks, and many empty rows by one. T depends on P and E only, so that the order of a sum
@@ -9,23 +9,14 @@ Legend: P destinations, S sources, E edges, D columns, T tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from tiergnn.kernels.rows import njit
+
 AHEAD = 32  # edges between asking for a row and reading it
 _TASK, _MOST_TASKS = 8192, 1024  # row ends and edges; tasks
-
-
-def njit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """numba.njit as kernels want it: kept on disk, without the GIL, division as NumPy does it."""
-    settings = {"cache": True, "nogil": True, "error_model": "numpy"} | options
-    decorate = numba.njit(**settings)
-    return decorate if function is None else decorate(function)
 
 
 def even_tasks(num_rows: int, num_edges: int) -> tuple[int, int]:
@@ -48,25 +39,6 @@ def cut(rowptr, step, task):
         else:
             high = middle - 1
     return low, position - low
-
-
-class Columns(NamedTuple):
-    """Some columns of a tensor [N, D] as compiled code finds them."""
-
-    address: int
-    stride: int  # bytes from row to row
-
-    @classmethod
-    def of(cls, x: Tensor, first: int) -> Columns:
-        """The columns of x from ``first`` on. The caller keeps x alive."""
-        size = x.element_size()
-        return cls(x.data_ptr() + first * size, x.stride(0) * size)
-
-
-def dense(x: Tensor) -> Tensor:
-    """x itself when its rows are contiguous (whatever lies between them), else a copy."""
-    x = x.detach()
-    return x if x.stride(1) == 1 or x.shape[1] <= 1 else x.contiguous()
 
 
 def in_order(
