@@ -8,7 +8,6 @@ Legend: n edges of a range, V nodes, D columns.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,17 @@ import numpy as np
 
 from tiergnn.errors import GraphError
 from tiergnn.graph.edges import round_sums, sum_rows, widen
-from tiergnn.graph.order import missing_loops, sum_runs
-from tiergnn.graph.radix import pack, row_ends, sort_keys, sort_with_order, unpack
-from tiergnn.graph.runs import Cut, Runs, write_all
-from tiergnn.graph.staging import store_errors
+from tiergnn.graph.order import sum_runs
+from tiergnn.graph.radix import (
+    missing_loops,
+    pack,
+    row_ends,
+    sort_keys,
+    sort_with_order,
+    unpack,
+)
+from tiergnn.graph.raw import RawFile
+from tiergnn.graph.runs import Cut, Runs
 from tiergnn.graph.table import Table
 from tiergnn.graph.workspace import Workspace
 
@@ -47,7 +53,7 @@ class Assembly:
     """Sorts runs into raw files. ``run`` does it all, or what an earlier process left to do."""
 
     def __init__(self, workspace: Workspace, runs: Runs, rules: Rules, memory_bytes: int):
-        self._workspace, self._runs, self._rules = workspace, runs, rules
+        self._workspace, self._runs, self.rules = workspace, runs, rules
         self._columns = {column.name: i for i, column in enumerate(runs.columns)}
         payload = sum(column.row_bytes for column in runs.columns)
         wide = sum(8 * column.width for column in runs.columns if rules.duplicates == "sum")
@@ -75,12 +81,14 @@ class Assembly:
         self._take_up(state)
         names = ["rowptr", "col"]
         names += [WEIGHT] * self.has_weight + [ATTR] * (ATTR in self._columns)
-        files = {name: _Raw(self.path(name), state.get("bytes", {}).get(name, 0)) for name in names}
+        files = {
+            name: RawFile(self.path(name), state.get("bytes", {}).get(name, 0)) for name in names
+        }
         if not state:
             files["rowptr"].append(np.zeros(1, np.int64))
         try:
             done = 0
-            end = self._rules.num_nodes << 32
+            end = self.rules.num_nodes << 32
             for cut in self._runs.cuts(self._max_rows, self._max_span, state.get("key", 0), end):
                 self._cut(cut, files)
                 done += cut.num_rows
@@ -95,7 +103,7 @@ class Assembly:
                 file.close()
         self._refuse_repeats()
 
-    def _cut(self, cut: Cut, files: dict[str, _Raw]) -> None:
+    def _cut(self, cut: Cut, files: dict[str, RawFile]) -> None:
         """Sort one key range, apply the rules and append it to the files."""
         before = self.num_edges
         if cut.is_one_key and cut.num_rows > self._max_rows:
@@ -103,7 +111,7 @@ class Assembly:
             keys = np.array([cut.low], np.uint64)
         else:
             keys, rows = self._runs.load(cut)
-            if self._rules.self_loops == "add":
+            if self.rules.self_loops == "add":
                 keys, rows = self._with_loops(cut, keys, rows)
             if rows:
                 keys, order = sort_with_order(keys)
@@ -119,16 +127,16 @@ class Assembly:
         self._rows_done += ends.size
 
     def _append(
-        self, keys: np.ndarray, rows: list[np.ndarray], files: dict[str, _Raw]
+        self, keys: np.ndarray, rows: list[np.ndarray], files: dict[str, RawFile]
     ) -> np.ndarray:
         """Write sorted edges; the keys of those that stay."""
         weight = rows[self._columns[WEIGHT]] if WEIGHT in self._columns else None
         attr = rows[self._columns[ATTR]] if ATTR in self._columns else None
-        if self._rules.duplicates != "keep":
+        if self.rules.duplicates != "keep":
             first = np.ones(keys.size, np.bool_)
             np.not_equal(keys[1:], keys[:-1], out=first[1:])
             starts = np.flatnonzero(first)
-            if self._rules.duplicates == "refuse":
+            if self.rules.duplicates == "refuse":
                 self._note_repeats(keys, rows[self._columns[POSITION]][:, 0], first)
             else:
                 if weight is None:
@@ -141,14 +149,14 @@ class Assembly:
         self._write(keys, weight, attr, files)
         return keys
 
-    def _append_one_key(self, cut: Cut, files: dict[str, _Raw]) -> None:
+    def _append_one_key(self, cut: Cut, files: dict[str, RawFile]) -> None:
         """More copies of one edge than fit, taken piece by piece."""
         total: dict[str, np.ndarray] = {}
         copies: list[int] = []
         for piece in self._runs.pieces(cut, self._max_rows):
             keys, rows = self._runs.load(piece)
             values = {name: rows[c] for name, c in self._columns.items()}
-            if self._rules.duplicates != "sum":
+            if self.rules.duplicates != "sum":
                 copies += values[POSITION][:2, 0].tolist() if POSITION in values else []
                 self._write(keys, values.get(WEIGHT), values.get(ATTR), files)
                 continue
@@ -163,7 +171,7 @@ class Assembly:
                 np.array(copies[:2]),
                 np.array([True, False]),
             )
-        if self._rules.duplicates == "sum":
+        if self.rules.duplicates == "sum":
             weight = total.get(WEIGHT, np.array([[cut.num_rows]])).astype(self.weight_dtype)
             attr = round_sums(total[ATTR], self._attr_dtype) if ATTR in total else None
             self._write(np.array([cut.low], np.uint64), weight, attr, files)
@@ -173,10 +181,10 @@ class Assembly:
         keys: np.ndarray,
         weight: np.ndarray | None,
         attr: np.ndarray | None,
-        files: dict[str, _Raw],
+        files: dict[str, RawFile],
     ) -> None:
         for start in range(0, keys.size, _BLOCK):
-            files["col"].append(unpack(keys[start : start + _BLOCK], self._rules.index)[0])
+            files["col"].append(unpack(keys[start : start + _BLOCK], self.rules.index)[0])
         if weight is not None:
             files[WEIGHT].append(weight)
         if attr is not None:
@@ -186,14 +194,11 @@ class Assembly:
     def _with_loops(
         self, cut: Cut, keys: np.ndarray, rows: list[np.ndarray]
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The edges and one loop, of weight 1 and features 0, for each node of the range without."""
+        """The edges, and a loop of weight 1 and features 0 for each node that has none."""
         # The nodes v whose loop, key v << 32 | v, lies in the range.
         begin = (cut.low >> 32) + ((cut.low & _LOW) > (cut.low >> 32))
         end = (cut.high >> 32) + ((cut.high & _LOW) > (cut.high >> 32))
-        src, dst = unpack(keys, np.dtype(np.int64))
-        is_loop = src == dst
-        have = src[is_loop] - begin
-        new = missing_loops(have, have, end - begin) + begin
+        new = missing_loops(keys, begin, end)
         new_rows = []
         for column, values in zip(self._runs.columns, rows, strict=True):
             fill = {WEIGHT: 1, ATTR: 0, POSITION: -1}[column.name]
@@ -216,7 +221,7 @@ class Assembly:
         if self._first_repeat is None:
             return
         position, before, key = self._first_repeat
-        name, place = self._rules.name, self._rules.place
+        name, place = self.rules.name, self.rules.place
         raise GraphError(
             f"edge {name(key & _LOW)} -> {name(key >> 32)} is given twice "
             f"({self._repeats} such repeats in all)",
@@ -226,10 +231,10 @@ class Assembly:
 
     @property
     def _attr_dtype(self) -> str:
-        assert self._rules.attr_dtype is not None
-        return self._rules.attr_dtype
+        assert self.rules.attr_dtype is not None
+        return self.rules.attr_dtype
 
-    def _state(self, key: int, files: dict[str, _Raw]) -> dict[str, Any]:
+    def _state(self, key: int, files: dict[str, RawFile]) -> dict[str, Any]:
         return {
             "phase": "sort",
             "key": key,
@@ -246,26 +251,3 @@ class Assembly:
             self._repeats = state["repeats"]
             if state["first_repeat"] is not None:
                 self._first_repeat = tuple(state["first_repeat"])
-
-
-class _Raw:
-    """A file of array bytes, appended to; cut to ``num_bytes`` on opening."""
-
-    def __init__(self, path: Path, num_bytes: int):
-        self._path, self.num_bytes = path, num_bytes
-        with store_errors("open", path):
-            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-            os.ftruncate(self._handle, num_bytes)
-            os.lseek(self._handle, 0, os.SEEK_END)
-
-    def append(self, values: np.ndarray) -> None:
-        with store_errors("write", self._path):
-            write_all(self._handle, values)
-        self.num_bytes += values.nbytes
-
-    def sync(self) -> None:
-        with store_errors("write", self._path):
-            os.fdatasync(self._handle)
-
-    def close(self) -> None:
-        os.close(self._handle)

@@ -119,3 +119,13 @@ def row_ends(keys, first_row, out):
         while i < keys.size and (keys[i] >> _HALF) <= limit:
             i += 1
         out[r] = i
+
+
+@numba.njit(cache=True, nogil=True)
+def missing_loops(keys, begin, end):
+    """The nodes begin <= v < end, int64 ascending, whose loop is not among ``keys``."""
+    has = np.zeros(end - begin, np.bool_)
+    for i in range(keys.size):
+        if keys[i] >> _HALF == keys[i] & _LOW:
+            has[np.int64(keys[i] & _LOW) - begin] = True
+    return np.flatnonzero(~has) + begin

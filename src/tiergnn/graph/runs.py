@@ -205,8 +205,9 @@ class Runs:
 def write_all(handle: int, data: np.ndarray | bytes) -> None:
     """Write all bytes of ``data``; a single write may be short."""
     if isinstance(data, np.ndarray):
-        data = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data  # type: ignore[assignment]
-    left = memoryview(data)
+        left = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+    else:
+        left = memoryview(data)
     while left.nbytes:
         left = left[os.write(handle, left) :]
 
@@ -215,7 +216,7 @@ def read_all(handle: int, offset: int, out: np.ndarray) -> None:
     """Fill a contiguous array from a file. Raises OSError when the file ends before it is full."""
     if out.size == 0:
         return
-    left = memoryview(out.reshape(-1).view(np.uint8))
+    left = out.reshape(-1).view(np.uint8).data
     while left.nbytes:
         count = os.preadv(handle, [left], offset)
         if count == 0:

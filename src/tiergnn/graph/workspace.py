@@ -54,13 +54,13 @@ class Workspace:
                 )
                 found = []
             if found:
-                self.entries = found[1:]
-                if self.entries:
-                    log.warning("taking up the interrupted ingest in %s", self.path)
+                self.entries = found
             else:
                 self._clear()
                 self.note(first)
                 fsync_path(self.path)
+        if len(self.entries) > 1:
+            log.warning("taking up the interrupted ingest in %s", self.path)
 
     def note(self, entry: dict[str, Any]) -> None:
         """Add a line to the journal. What it speaks of must be synced. Blocks until on the disk."""
@@ -69,6 +69,7 @@ class Workspace:
             os.lseek(self._journal, 0, os.SEEK_END)
             write_all(self._journal, line)
             os.fdatasync(self._journal)
+        self.entries.append(entry)
         self._since = 0
 
     def is_due(self, num_bytes: int) -> bool:
@@ -77,7 +78,7 @@ class Workspace:
         return self._since >= CHECKPOINT_BYTES
 
     def last(self, phase: str) -> dict[str, Any] | None:
-        """What the journal found on opening says last of ``phase``."""
+        """What the journal says last of ``phase``, in this process or an interrupted one."""
         return next((e for e in reversed(self.entries) if e.get("phase") == phase), None)
 
     def all(self, phase: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`.npy` files and the members of `.npz` files, read by blocks at a position: never mapped, no pickle.
+"""`.npy` files and the members of `.npz` files, read by blocks at a position: no map, no pickle.
 
 Legend: R rows (the first axis).
 """
@@ -54,6 +54,10 @@ class FileArray:
             )
 
     @property
+    def logical(self) -> str:
+        return self.dtype.newbyteorder("=").name
+
+    @property
     def ndim(self) -> int:
         return len(self.shape)
 
@@ -102,6 +106,44 @@ class FileArray:
         if self.ndim == 0:
             return self.flat(0, 1).reshape(())
         return self.rows(0, self.shape[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldArray:
+    """An array in memory, or mapped by who made it, read in the same way as a FileArray."""
+
+    name: str
+    data: np.ndarray
+    logical: str  # "bfloat16" for its uint16 bits
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.data.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.data.ndim
+
+    @property
+    def size(self) -> int:
+        return self.data.size
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def flat(self, start: int, end: int) -> np.ndarray:
+        return self.data.reshape(-1)[start:end]
+
+    def rows(self, start: int, end: int) -> np.ndarray:
+        return self.data[start:end]
+
+    def whole(self) -> np.ndarray:
+        return self.data
 
 
 def open_npy(path: Path) -> FileArray:

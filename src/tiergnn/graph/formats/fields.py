@@ -48,6 +48,7 @@ class Fields:
     starts: np.ndarray  # int32 [k, n]
     ends: np.ndarray  # int32 [k, n]
     line: np.ndarray  # int64 [n], from 1
+    first_line: int  # of data
 
     @property
     def num_rows(self) -> int:
@@ -56,8 +57,28 @@ class Fields:
     def place(self, row: int) -> str:
         return f"{self.path}, line {self.line[row]}"
 
+    def positions(self) -> np.ndarray:
+        return self.line
+
     def text(self, column: int) -> Text:
         return Text(self.data, self.starts[column], self.ends[column])
+
+    def names(self, column: int, *, or_empty: bool = False) -> Text:
+        """Fields, empty ones too, that are UTF-8 for certain. Raises GraphError where they are not.
+
+        ``or_empty`` is for tables that tell missing fields from empty ones.
+        """
+        data = self.data.tobytes()
+        try:
+            data.decode()
+        except UnicodeDecodeError as error:
+            line = self.first_line + data.count(b"\n", 0, error.start)
+            raise GraphError(
+                f"byte 0x{data[error.start]:02x} is not UTF-8",
+                culprit=f"{self.path}, line {line}",
+                hint=f"iconv -f LATIN1 -t UTF-8 {self.path.name}, if it is Latin-1",
+            ) from None
+        return self.text(column)
 
     def ints(self, column: int, what: str, hint: str | None = None) -> np.ndarray:
         """int64 [n]. Raises GraphError at the first field that is not a whole number."""
@@ -69,12 +90,18 @@ class Fields:
             raise GraphError(f"{what} {field!r} {problem}", culprit=self.place(row), hint=hint)
         return out
 
-    def floats(self, column: int, what: str) -> np.ndarray:
-        """float64 [n], correctly rounded. Raises GraphError at the first that is no number."""
+    def floats(self, column: int, what: str, *, or_nan: bool = False) -> np.ndarray:
+        """float64 [n], correctly rounded; NaN for an empty field when ``or_nan``.
+
+        Raises GraphError at the first that is no number.
+        """
         out = np.empty(self.num_rows)
         kind = np.empty(self.num_rows, np.uint8)
         starts, ends = self.starts[column], self.ends[column]
         _floats(self.data, starts, ends, out, kind)
+        if or_nan:
+            out[starts == ends] = np.nan
+            kind[starts == ends] = _NUMBER
         bad = np.flatnonzero(kind == _NOT_NUMBER)
         if bad.size:
             row = int(bad[0])
@@ -141,6 +168,7 @@ def split(
         starts=starts[:, :num_rows],
         ends=ends[:, :num_rows],
         line=line[:num_rows],
+        first_line=first_line,
     )
 
 
@@ -334,12 +362,12 @@ _NAN = np.frombuffer(b"nan", np.uint8)
 
 @numba.njit(cache=True, nogil=True)
 def _is_word(data, start, end, word):
-    if end - start != word.size:
-        return False
-    for k in range(word.size):
-        if (data[start + k] | 32) != word[k]:
-            return False
-    return True
+    same = end - start == word.size
+    k = 0
+    while same and k < word.size:
+        same = (data[start + k] | 32) == word[k]
+        k += 1
+    return same
 
 
 @numba.njit(cache=True, nogil=True)

@@ -60,6 +60,8 @@ class LineFile:
                 culprit=str(path),
                 hint=f"iconv -f UTF-16 -t UTF-8 {path.name}",
             )
+        with self._open() as (text, _):
+            self.mark_bytes = len(_MARK) if text.read(len(_MARK)) == _MARK else 0
 
     def head(self, num_bytes: int = 2**16) -> bytes:
         """Whole lines from the beginning: all that fit ``num_bytes``, at least one."""
@@ -67,22 +69,44 @@ class LineFile:
             return block.data.tobytes()
         return b""
 
-    def blocks(self, block_bytes: int, start: int = 0, first_line: int = 1) -> Iterator[Block]:
-        """Blocks of about ``block_bytes``, from byte ``start``, where line ``first_line`` begins."""
+    def begin(self, comments: bytes) -> tuple[bytes, int, int]:
+        """The text from the first line on that is neither blank nor begins with one of
+        ``comments``, as far as ``head`` goes; the byte where that line begins, and its number."""
+        num_bytes = 2**16
+        while True:
+            head = self.head(num_bytes)
+            start, line = 0, 1
+            for text in head.split(b"\n"):
+                text = text.strip()
+                if text and text[0] not in comments:
+                    break
+                start = head.index(b"\n", start) + 1 if b"\n" in head[start:] else len(head)
+                line += 1
+            if start < len(head) or len(head) < num_bytes // 2 or num_bytes >= LONGEST_LINE:
+                return head[start:], start + self.mark_bytes, line
+            num_bytes *= 16
+
+    def blocks(
+        self, block_bytes: int, start: int = 0, first_line: int = 1, ends: bytes = b"\n"
+    ) -> Iterator[Block]:
+        """Blocks of about ``block_bytes`` from byte ``start``, the begin of line ``first_line``.
+
+        ends: the bytes after which a block may end: those of a blank, too, cut lines between words.
+        """
         with self._open() as (file, raw):
             file.seek(start)
             rest, line, end = b"", first_line, start
             while True:
                 room = block_bytes + len(rest)
                 data = np.empty(len(rest) + room + 1, np.uint8)
-                view = memoryview(data)
+                view = data.data
                 view[: len(rest)] = rest
                 size = len(rest) + _fill(file, view[len(rest) : -1])
                 is_last = size < len(rest) + room
                 if size == 0:
                     return
                 end += size - len(rest)
-                cut = size if is_last else _after_last_line(data[:size])
+                cut = size if is_last else _after_last(data[:size], ends)
                 rest = view[cut:size].tobytes()
                 if cut == 0:
                     if len(rest) > LONGEST_LINE:
@@ -96,7 +120,7 @@ class LineFile:
                     data[size] = 10
                     cut += 1
                 body = data[:cut]
-                begin = len(_MARK) if line == 1 and body[:3].tobytes() == _MARK else 0
+                begin = self.mark_bytes if line == 1 and start == 0 else 0
                 lines = int(np.count_nonzero(body == 10))
                 yield Block(body[begin:], line, end - len(rest), line + lines, raw.tell())
                 line += lines
@@ -133,12 +157,12 @@ def _fill(file: BinaryIO, view: memoryview) -> int:
     return size
 
 
-def _after_last_line(data: np.ndarray) -> int:
-    """The position after the last line end; 0 when there is none."""
-    step = 2**16
+def _after_last(data: np.ndarray, ends: bytes) -> int:
+    """The position after the last of the bytes ``ends``; 0 when there is none."""
+    step, wanted = 2**16, np.frombuffer(ends, np.uint8)
     for end in range(data.size, 0, -step):
         start = max(0, end - step)
-        found = np.flatnonzero(data[start:end] == 10)
+        found = np.flatnonzero(np.isin(data[start:end], wanted))
         if found.size:
             return start + int(found[-1]) + 1
     return 0

@@ -91,6 +91,15 @@ class Options:
     def relabels(self) -> bool:
         return self.ids in ("relabel", "names")
 
+    def refuse_columns(self, format: str) -> None:
+        """Raise ConfigError when an option names or shapes columns, and ``format`` has none."""
+        for name in ("delimiter", "header", "source", "target", "edge_features"):
+            if getattr(self, name) not in (None, ()):
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is for columns, and {format} has none",
+                    hint=f"leave {name} out, or format='csv' if the file is a table",
+                )
+
     def as_json(self) -> dict[str, Any]:
         return {
             name: str(value) if isinstance(value, Path) else value

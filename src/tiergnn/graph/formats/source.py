@@ -1,4 +1,4 @@
-"""What a format makes of a path: edges in chunks, rows of nodes in blocks, what is known beforehand.
+"""What a format makes of a path: edges in chunks, rows of nodes in blocks, what is known.
 
 Legend: n edges of a chunk, V nodes, D columns.
 """
@@ -48,10 +48,23 @@ class Weight(NamedTuple):
 class EdgeReader(Protocol):
     """Edges of one source, from the beginning or from a cursor."""
 
-    total: int  # what ``done`` runs to
-    names: bool  # ids are Text
-    weight: Weight | None
-    attr: tuple[str, int] | None  # (dtype of a Table, D)
+    @property
+    def total(self) -> int:
+        """What ``done`` runs to."""
+        ...
+
+    @property
+    def names(self) -> bool:
+        """Whether ids are Text."""
+        ...
+
+    @property
+    def weight(self) -> Weight | None: ...
+
+    @property
+    def attr(self) -> tuple[str, int] | None:
+        """The dtype of a Table, and D."""
+        ...
 
     def chunks(self, limit_bytes: int, start: Cursor = ()) -> Iterator[EdgeChunk]:
         """Chunks whose arrays and buffers take at most about ``limit_bytes``."""
@@ -70,7 +83,7 @@ class Rows(Protocol):
     width: int
     dtype: np.dtype
     logical: str  # "bfloat16" for uint16 bits, else the dtype's name
-    is_flat: bool  # [R] rather than [R, D]
+    is_text: bool  # decimals, whose dtype nobody chose
 
     def blocks(self, limit_bytes: int) -> Iterator[np.ndarray]:
         """Arrays [r, D] that follow one another."""
