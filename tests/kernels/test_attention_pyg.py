@@ -14,7 +14,7 @@ from tiergnn.kernels.attention import edge_mean, gat_attention, gatv2_attention
 from tiergnn.kernels.block import Block
 
 nn = pytest.importorskip("torch_geometric.nn")
-BACKENDS = ("reference",)
+BACKENDS = ("reference", "cpu")
 FEATURES, HEADS, WIDTH, ATTRS = 5, 3, 7, 4
 
 

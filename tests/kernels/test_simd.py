@@ -5,68 +5,87 @@ from __future__ import annotations
 import numba
 import numpy as np
 import pytest
+import torch
 
 from tiergnn.kernels import simd
+from tiergnn.kernels.span import Span, number, rest
 
 LENGTHS = (0, 1, 7, 8, 9, 37)
-DTYPES = (np.float32, np.float64)
+DTYPES = (torch.float32, torch.float64)
 
 
 @numba.njit(fastmath=simd.FASTMATH)
-def run(acc, x, y, slope, count):
+def run(acc, x, y, width, count):
     """Each loop once, reading x from its column 1 and y from its column 0; acc has six rows."""
-    one = acc[0]
-    simd.axpy(one, 0, x, 1, x[0], count)
-    simd.add(acc[1], 0, x, 1, y, 0, count)
-    simd.leaky_axpy(acc[2], 0, x, 1, x[0], slope, count)
-    simd.leaky_slopes(acc[3], 0, x, 1, y, 0, x[0], slope, count)
-    acc[4, 0] = simd.dot(x, 1, y, 0, count)
-    acc[5, 0] = simd.leaky_dot(x, 1, y, 0, slope, count)
+    slope = number(x, 0.25)
+    simd.axpy(acc, 0, x, 1, x[0], count)
+    simd.add(acc, width, x, 1, y, 0, count)
+    simd.leaky_axpy(acc, 2 * width, rest(x, 1), 0, x[0], slope, count)
+    simd.leaky_slopes(acc, 3 * width, x, 1, y, 0, x[0], slope, count)
+    acc[4 * width] = simd.dot(x, 1, y, 0, count)
+    acc[5 * width] = simd.leaky_dot(x, 1, y, 0, slope, count)
     simd.prefetch(x, 1, count)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", LENGTHS)
 def test_loops(dtype, count):
-    rng = np.random.default_rng(count)
-    x, y = rng.standard_normal(count + 1).astype(dtype), rng.standard_normal(count).astype(dtype)
+    generator = torch.Generator().manual_seed(count)
+    x = torch.randn(count + 1, dtype=dtype, generator=generator)
+    y = torch.randn(count, dtype=dtype, generator=generator)
     width = simd.padded(count) + simd.LANES
-    acc = np.zeros((6, width), dtype)
+    acc = torch.zeros(6, width, dtype=dtype)
     acc[0, :count] = 1
-    slope = dtype(0.25)
-    run(acc, x, y, slope, count)
-    bent = np.where(x[1:] > 0, x[1:], slope * x[1:])
-    want = [
-        1 + x[0] * x[1:],
-        x[1:] + y,
-        x[0] * bent,
-        x[0] * y * np.where(x[1:] > 0, 1, slope),
-    ]
-    np.testing.assert_allclose(acc[:4, :count], want, rtol=1e-6, atol=1e-6)
+    run(Span(acc), Span(x), Span(y), width, count)
+    bent = torch.where(x[1:] > 0, x[1:], 0.25 * x[1:])
+    slopes = torch.where(x[1:] > 0, 1, 0.25).to(dtype)
+    want = torch.stack([1 + x[0] * x[1:], x[1:] + y, x[0] * bent, x[0] * y * slopes])
+    torch.testing.assert_close(acc[:4, :count], want)
     assert not acc[:4, count:].any()
-    np.testing.assert_allclose(acc[4, 0], x[1:] @ y, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(acc[5, 0], bent @ y, rtol=1e-5, atol=1e-5)
+    sums = torch.stack([x[1:] @ y, bent @ y])
+    torch.testing.assert_close(acc[4:, 0], sums, rtol=1e-5, atol=1e-5)
 
 
 @numba.njit(fastmath=simd.FASTMATH)
-def exponentials(x, out):
-    for i in range(x.size):
+def exponentials(x, count, out):
+    for i in range(count):
         out[i] = simd.exp(x[i])
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(np.float32, 2.4e-7), (np.float64, 4e-16)])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2.4e-7), (torch.float64, 4e-16)])
 def test_exp(dtype, bound):
-    x = np.linspace(-86.9, 0, 20_001).astype(dtype)
-    out = np.empty_like(x)
-    exponentials(x, out)
-    assert np.abs(out / np.exp(x.astype(np.float64)) - 1).max() <= bound
+    x = torch.linspace(-86.9, 0, 20_001, dtype=dtype)
+    out = torch.zeros_like(x)
+    exponentials(Span(x), x.numel(), Span(out))
+    assert (out.double() / x.double().exp() - 1).abs().max().item() <= bound
 
-    special = np.array([-np.inf, np.nan, -1e4, 0.0], dtype)
-    out = np.empty_like(special)
-    exponentials(special, out)
-    np.testing.assert_array_equal(out, [0, np.nan, 0, 1])
+    special = torch.tensor([-np.inf, np.nan, -1e4, 0.0], dtype=dtype)
+    out = torch.full_like(special, 7)
+    exponentials(Span(special), 4, Span(out))
+    want = torch.tensor([0, np.nan, 0, 1], dtype=dtype)
+    torch.testing.assert_close(out, want, rtol=0, atol=0, equal_nan=True)
 
 
 def test_exp_is_for_compiled_code():
     with pytest.raises(NotImplementedError, match="compiled"):
         simd.exp(-1.0)
+
+
+@numba.njit
+def counted(span, out):
+    for i in range(3):
+        out[i] = span[i]
+        out[i] += number(out, 0.5)
+    rest(out, 1)[1] = number(out, 9)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.float64])
+def test_span_reads_and_writes(dtype):
+    given, out = torch.tensor([3, -2, 7], dtype=dtype), torch.zeros(3, dtype=torch.float64)
+    counted(Span(given), Span(out))
+    assert out.tolist() == [3.5, -1.5, 9.0]
+
+
+def test_a_span_needs_contiguous_memory():
+    with pytest.raises(AssertionError):
+        Span(torch.zeros(4, 4).t())

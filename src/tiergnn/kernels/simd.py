@@ -1,13 +1,9 @@
 """Column loops for Numba kernels: each compiles to whole vector instructions, whatever its length.
 
 Left to itself the compiler guards every short loop against overlapping arrays, which costs more
-than the loop. Every operand is a contiguous array of one dimension and the offset of its first
-column. One that is written (``acc``) has room for a multiple of LANES columns, and zeros behind
-the last.
+than the loop. Every operand is a Span and the offset of its first column. One that is written
+(``acc``) has room for a multiple of LANES columns, and zeros behind the last.
 """
-
-# Intrinsics are called without their typing context, which no type checker knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 
 from __future__ import annotations
 
@@ -16,9 +12,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit
 from numba.core import cgutils, types
-from numba.extending import intrinsic, overload
+from numba.extending import overload, register_jitable
+
+from tiergnn.kernels.span import intrinsic
 
 LANES = 8
 CACHE_LINE_BYTES = 64
@@ -29,6 +26,7 @@ _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _CONTRACT = ("contract",)
 
 
+@register_jitable
 def padded(num_columns: int) -> int:
     """``num_columns`` rounded up to whole vectors."""
     return -(-num_columns // LANES) * LANES
@@ -45,9 +43,8 @@ class _Vectors:
         self.mask_type = ir.VectorType(ir.IntType(1), LANES)
         self.zero = ir.Constant(self.type, [0.0] * LANES)
 
-    def address(self, array_type: Any, array: Any, at: Any) -> Any:
-        data = self.context.make_array(array_type)(self.context, self.builder, array).data
-        return self.builder.gep(data, [at])
+    def address(self, span: Any, at: Any) -> Any:
+        return self.builder.gep(span, [at])
 
     def splat(self, scalar: Any) -> Any:
         vector = ir.VectorType(scalar.type, LANES)
@@ -113,8 +110,8 @@ def axpy(typing_context, acc, at, x, x_at, weight, count):
 
     def generate(context, builder, signature, args):
         v = _Vectors(context, builder, acc.dtype)
-        to = v.address(signature.args[0], args[0], args[1])
-        source = v.address(signature.args[2], args[2], args[3])
+        to = v.address(args[0], args[1])
+        source = v.address(args[2], args[3])
         factor = v.splat(args[4])
 
         def body(column, mask):
@@ -134,9 +131,9 @@ def add(typing_context, acc, at, x, x_at, y, y_at, count):
 
     def generate(context, builder, signature, args):
         v = _Vectors(context, builder, acc.dtype)
-        to = v.address(signature.args[0], args[0], args[1])
-        first = v.address(signature.args[2], args[2], args[3])
-        second = v.address(signature.args[4], args[4], args[5])
+        to = v.address(args[0], args[1])
+        first = v.address(args[2], args[3])
+        second = v.address(args[4], args[5])
 
         def body(column, mask):
             total = builder.fadd(v.load(first, column, mask), v.load(second, column, mask))
@@ -155,8 +152,8 @@ def dot(typing_context, x, x_at, y, y_at, count):
 
     def generate(context, builder, signature, args):
         v = _Vectors(context, builder, x.dtype)
-        first = v.address(signature.args[0], args[0], args[1])
-        second = v.address(signature.args[2], args[2], args[3])
+        first = v.address(args[0], args[1])
+        second = v.address(args[2], args[3])
         total = cgutils.alloca_once_value(builder, v.zero)
 
         def body(column, mask):
@@ -176,8 +173,8 @@ def leaky_dot(typing_context, x, x_at, y, y_at, slope, count):
 
     def generate(context, builder, signature, args):
         v = _Vectors(context, builder, x.dtype)
-        first = v.address(signature.args[0], args[0], args[1])
-        second = v.address(signature.args[2], args[2], args[3])
+        first = v.address(args[0], args[1])
+        second = v.address(args[2], args[3])
         slope = v.splat(args[4])
         total = cgutils.alloca_once_value(builder, v.zero)
 
@@ -199,8 +196,8 @@ def leaky_axpy(typing_context, acc, at, x, x_at, weight, slope, count):
 
     def generate(context, builder, signature, args):
         v = _Vectors(context, builder, acc.dtype)
-        to = v.address(signature.args[0], args[0], args[1])
-        source = v.address(signature.args[2], args[2], args[3])
+        to = v.address(args[0], args[1])
+        source = v.address(args[2], args[3])
         factor, slope = v.splat(args[4]), v.splat(args[5])
 
         def body(column, mask):
@@ -222,9 +219,9 @@ def leaky_slopes(typing_context, acc, at, x, x_at, y, y_at, weight, slope, count
 
     def generate(context, builder, signature, args):
         v = _Vectors(context, builder, acc.dtype)
-        to = v.address(signature.args[0], args[0], args[1])
-        first = v.address(signature.args[2], args[2], args[3])
-        second = v.address(signature.args[4], args[4], args[5])
+        to = v.address(args[0], args[1])
+        first = v.address(args[2], args[3])
+        second = v.address(args[4], args[5])
         factor, slope = v.splat(args[6]), v.splat(args[7])
 
         def body(column, mask):
@@ -239,28 +236,23 @@ def leaky_slopes(typing_context, acc, at, x, x_at, y, y_at, weight, slope, count
 
 
 @intrinsic
-def _prefetch_line(typing_context, x, at):
-    signature = types.void(x, types.intp)
+def prefetch(typing_context, x, at, count):
+    """Ask for the cache lines of ``count`` columns, which will be read soon."""
+    signature = types.void(x, types.intp, types.intp)
 
     def generate(context, builder, signature, args):
         v = _Vectors(context, builder, x.dtype)
-        address = v.address(signature.args[0], args[0], args[1])
-        address = builder.bitcast(address, ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [address.type, _I32, _I32, _I32])
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), _I32, _I32, _I32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         to_read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
-        builder.call(function, [address, to_read, keep, data])
+        row, zero = v.address(args[0], args[1]), ir.Constant(_I64, 0)
+        line = ir.Constant(_I64, CACHE_LINE_BYTES // v.item_bytes)
+        with cgutils.for_range_slice(builder, zero, args[2], line, inc=True) as (column, _):
+            address = builder.bitcast(v.address(row, column), ir.IntType(8).as_pointer())
+            builder.call(function, [address, to_read, keep, data])
         return context.get_dummy_value()
 
     return signature, generate
-
-
-@njit(inline="always")
-def prefetch(x, at, count):
-    """Ask for the cache lines of columns at..at+count, which will be read soon."""
-    line = CACHE_LINE_BYTES // x.itemsize
-    for column in range(at, at + count, line):
-        _prefetch_line(x, column)
 
 
 def exp(x: Any) -> Any:
@@ -268,7 +260,7 @@ def exp(x: Any) -> Any:
     raise NotImplementedError("only compiled code calls this")
 
 
-@overload(exp, inline="always")
+@overload(exp)
 def _exp(x):
     if x != types.float32:
         return lambda x: np.exp(x)

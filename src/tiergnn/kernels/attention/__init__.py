@@ -70,7 +70,7 @@ def gat_attention(
     src_SK, dst_PK = score_src_SK.to(wide), score_dst_PK.to(wide)
     edge_EK, loop_PK = _cast(score_edge_EK, wide), _cast(score_loop_PK, wide)
     name = backend.choose(h_SKF.device)
-    if name in ("reference", "cpu"):
+    if name == "reference":
         return reference.gat_attention(block, h_SKF, src_SK, dst_PK, edge_EK, loop_PK, options)
     return _Gat.apply(block, name, options, h_SKF, src_SK, dst_PK, edge_EK, loop_PK)
 
@@ -116,7 +116,7 @@ def gatv2_attention(
     nodes = x_src_SKF, x_dst_PKF.to(x_src_SKF.dtype), att_KF.to(wide)
     edges = _cast(edge_attr_ED, wide), _cast(edge_weight_DKF, wide), _cast(loop_attr_PD, wide)
     name = backend.choose(x_src_SKF.device)
-    if name in ("reference", "cpu"):
+    if name == "reference":
         return reference.gatv2_attention(block, *nodes, *edges, options)
     return _Gatv2.apply(block, name, options, *nodes, *edges)
 
