@@ -34,17 +34,17 @@ class Span(NamedTuple):
 class Tasks(NamedTuple):
     """Rows of a CSR as tasks of edges start..start+size-1: parts first, then whole rows.
 
-    Parts stand in the order of rows and edges: task q < num_parts is part q. Whole rows stand in
-    ``spans`` of similar sizes (the largest at most 1.5 times the smallest, or 4 edges), large ones
-    first, rows without edges last; within a span in the order of rows, which keeps the locality
-    that the graph's own order has.
+    Task q < num_parts is part q; parts stand in the order of rows and edges. Whole rows stand by
+    size, large ones first, rows without edges last. ``spans`` cover all tasks; those of one span
+    are of similar sizes (the largest at most 1.5 times the smallest, or twice for parts) and in the
+    order of rows, which keeps the locality that the graph's own order has.
     """
 
     row: Tensor  # [T], int32 where rows fit
     start: Tensor  # [T], int32 where edges fit
     size: Tensor  # int32 [T]: edges
     num_parts: int
-    spans: tuple[Span, ...]  # of whole rows
+    spans: tuple[Span, ...]
     merge: Tasks | None  # the rows that were cut; parts are its edges
 
     @property
@@ -112,7 +112,7 @@ def _bounds(most: int) -> list[int]:
 
 
 def _spans(first: int, counts: list[int], most: int) -> tuple[Span, ...]:
-    spans = []
+    spans = [Span(0, first, most)] if first else []
     for longest, count in reversed(list(zip(_bounds(most), counts, strict=True))):
         if count:
             spans.append(Span(first, first + count, longest))
@@ -121,7 +121,7 @@ def _spans(first: int, counts: list[int], most: int) -> tuple[Span, ...]:
 
 
 def launches(tasks: Tasks, shape_of: Callable[[int], Shape]) -> list[tuple[Span, Shape]]:
-    """Whole rows by launch: neighbouring spans whose ``shape_of(longest)`` is one become one."""
+    """Tasks by launch: neighbouring spans whose ``shape_of(longest)`` is one become one."""
     found = []
     for shape, group in groupby(tasks.spans, key=lambda span: shape_of(span.longest)):
         spans = list(group)
