@@ -92,14 +92,14 @@ def gat_backward(
         needs_loop=needs[4],
     )
     score_at = heads * simd.padded(width)
-    size = score_at + heads
+    size = score_at + simd.padded(heads)
     slots = _slots(rows, size)
     sizes = cpu_gat.scratch(heads, width)
     given = x, options, grad, Span(stats_P4K), grads, *slots
     _run(cpu_gat.backward, rows, given, sizes, wide)
     total = _doubles(size)
     join_sums(rows.num_tasks, *slots, size, 0, heads, width, grads.h, total)
-    join_sums(rows.num_tasks, *slots, size, score_at, heads, 1, grads.src, total)
+    join_sums(rows.num_tasks, *slots, size, score_at, 1, heads, grads.src, total)
     return grad_h_SKF.to(h_SKF.dtype), grad_src_SK, grad_dst_PK, grad_edge_EK, grad_loop_PK
 
 

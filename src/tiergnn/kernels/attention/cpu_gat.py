@@ -81,7 +81,7 @@ class Grads(NamedTuple):
 
 def scratch(heads: int, width: int) -> tuple[int, int, int]:
     """How many int64, narrow and float64 numbers a call of ``forward`` or ``backward`` needs."""
-    sums = 3 * heads + 2 * heads * simd.padded(width)
+    sums = 3 * heads + 2 * heads * simd.padded(width) + simd.padded(heads)
     return TILE * (TILE_INTS + heads), 3 * TILE * heads + sums, sums
 
 
@@ -204,7 +204,7 @@ def destinations(first, last, x, options, grad, outputs, stats, grad_dst):
 
 @njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
 def _edge_grads(n, row, x, grad, stats, own, tile, alpha, bent, acc, grads):
-    """Add a tile's edges to acc, the sums [K*C + K] for h and the score of one source."""
+    """Add a tile's edges to acc, the sums for h [K*C] and the score [K] of one source."""
     heads, width, room = x.heads, x.width, simd.padded(x.width)
     for t in range(n):
         stat, at = tile.far[t] * 4 * heads, tile.far[t] * heads * width
@@ -228,10 +228,12 @@ def _edge_grads(n, row, x, grad, stats, own, tile, alpha, bent, acc, grads):
 def backward(
     first, last, rows, x, options, grad, stats, grads, part_row, part_acc, ints, floats, doubles
 ):
-    """``rows`` are the out-edges of sources; grad [P*K*F], stats [P*4K], part_acc [2T*(K*C+K)]."""
+    """``rows`` are the out-edges of sources; grad [P*K*F], stats [P*4K]; part_acc has 2T
+    sums for h [K*C] and the score [K], each rounded up to whole vectors.
+    """
     heads, width, room = x.heads, x.width, simd.padded(x.width)
     score_at = heads * room
-    size = score_at + heads
+    size = score_at + simd.padded(heads)
     tile = new_tile(TILE, heads, ints, floats)
     alpha, bent = rest(floats, TILE * heads), rest(floats, 2 * TILE * heads)
     own = rest(floats, 3 * TILE * heads)

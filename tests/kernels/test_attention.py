@@ -1,0 +1,363 @@
+"""Attention against plain torch in float64: outputs and every gradient, on every backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.odd import ODD_GRAPHS, edge_lists
+from tiergnn.errors import ConfigError
+from tiergnn.graph.generate import rmat, star
+from tiergnn.kernels import backend
+from tiergnn.kernels.attention import gat_attention, gatv2_attention
+from tiergnn.kernels.block import Block
+from tiergnn.kernels.dropout import step_key
+
+FUSED = ("cpu",)
+BACKENDS = ("reference", *FUSED)
+SHAPES = ((1, 1), (3, 3), (8, 37), (1, 63))
+KEY = step_key(7, 3)
+ATTRS = 3
+
+
+def gat_inputs(block: Block, heads: int, width: int, *, edges: bool, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    sources, rows = block.num_src, block.num_dst
+    tensors = {
+        "h_SKF": rand(sources, heads, width),
+        "score_src_SK": rand(sources, heads),
+        "score_dst_PK": rand(rows, heads),
+    }
+    if edges:
+        tensors["score_edge_EK"] = rand(block.num_edges, heads)
+    return tensors
+
+
+def gatv2_inputs(block: Block, heads: int, width: int, *, edges: bool, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    tensors = {
+        "x_src_SKF": rand(block.num_src, heads, width),
+        "x_dst_PKF": rand(block.num_dst, heads, width),
+        "att_KF": rand(heads, width),
+    }
+    if edges:
+        tensors["edge_attr_ED"] = rand(block.num_edges, ATTRS)
+        tensors["edge_weight_DKF"] = rand(ATTRS, heads, width)
+    return tensors
+
+
+OPS = {"gat": (gat_attention, gat_inputs), "gatv2": (gatv2_attention, gatv2_inputs)}
+
+
+def run(name: str, op, block: Block, tensors: dict[str, Tensor], dtype, **options):
+    """Output and the gradients of every tensor, in float64; the output is weighed unevenly."""
+    inputs = {k: t.to(dtype, copy=True).requires_grad_() for k, t in tensors.items()}
+    with backend.use(name):
+        out = op(block, **inputs, **options)
+    weight = torch.linspace(-1, 1.5, out.numel(), dtype=torch.float64).view_as(out)
+    grads = torch.autograd.grad((out.double() * weight).sum(), list(inputs.values()))
+    assert out.dtype == dtype
+    return [out.detach().double(), *(g.double() for g in grads)]
+
+
+def assert_near(got: list[Tensor], want: list[Tensor], forward: float, backward: float) -> None:
+    """Errors relative to the largest number of the output, and to that of all the gradients.
+
+    A gradient may be a sum of large numbers that cancel: its own size says nothing of its error.
+    """
+    largest = [
+        max([t.abs().max().item() for t in ts if t.numel()] + [1.0]) for ts in (want[:1], want[1:])
+    ]
+    for i, (got_one, want_one) in enumerate(zip(got, want, strict=True)):
+        assert got_one.shape == want_one.shape
+        assert got_one.isfinite().all()
+        if want_one.numel():
+            bound = backward * largest[1] if i else forward * largest[0]
+            error = (got_one - want_one).abs().max().item()
+            assert error <= bound, f"tensor {i}: off by {error:.3g}, allowed {bound:.3g}"
+
+
+CASES = [("reference", torch.float32)] + [
+    (name, dtype) for name in FUSED for dtype in (torch.float32, torch.float64)
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+@pytest.mark.parametrize("kind", OPS)
+@pytest.mark.parametrize("graph", ODD_GRAPHS)
+def test_oracle(name, dtype, kind, graph):
+    """Every odd graph, with and without loops, edge features and dropout; shapes take turns."""
+    op, make = OPS[kind]
+    block = Block.from_graph(graph)
+    bounds = (1e-5, 1e-4) if dtype == torch.float32 else (1e-10, 1e-9)
+    turn = 0
+    for self_loop in (True, False):
+        for edges in (False, True):
+            for p in (0.0, 0.6):
+                heads, width = SHAPES[turn % len(SHAPES)]
+                turn += 1 if p else 3
+                tensors = make(block, heads, width, edges=edges)
+                tensors = {k: t.to(dtype).double() for k, t in tensors.items()}
+                options = {"self_loop": self_loop, "p": p, "key": KEY, "site": 2}
+                got = run(name, op, block, tensors, dtype, **options)
+                want = run("reference", op, block, tensors, torch.float64, **options)
+                assert_near(got, want, *bounds)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", OPS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(name, kind, dtype):
+    op, make = OPS[kind]
+    block = Block.from_graph(rmat(60, 500, seed=2))
+    tensors = {k: t.to(dtype).double() for k, t in make(block, 3, 37, edges=True).items()}
+    got = run(name, op, block, tensors, dtype, p=0.3, key=KEY)
+    want = run("reference", op, block, tensors, torch.float64, p=0.3, key=KEY)
+    unit = torch.finfo(dtype).eps
+    assert_near(got, want, 2 * unit, 8 * unit)
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("kind", OPS)
+@settings(max_examples=30, deadline=None)
+@given(
+    edge_list=edge_lists(min_nodes=1),
+    shape=st.sampled_from(SHAPES),
+    self_loop=st.booleans(),
+    edges=st.booleans(),
+    p=st.sampled_from([0.0, 0.5, 1.0]),
+    slope=st.sampled_from([0.2, 0.0, -0.5, 1.0]),
+)
+def test_any_graph(name, kind, edge_list, shape, self_loop, edges, p, slope):
+    op, make = OPS[kind]
+    block = Block.from_graph(edge_list.graph())
+    tensors = make(block, *shape, edges=edges)
+    options = {"self_loop": self_loop, "p": p, "key": KEY, "negative_slope": slope}
+    got = run(name, op, block, tensors, torch.float64, **options)
+    want = run("reference", op, block, tensors, torch.float64, **options)
+    assert_near(got, want, 1e-10, 1e-9)
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("kind", OPS)
+def test_hubs_are_cut_and_joined(name, kind):
+    """A destination of 9,000 in-edges and, transposed, a source of as many out-edges."""
+    op, make = OPS[kind]
+    block = Block.from_graph(star(9_000))
+    flipped = Block(
+        rowptr=block.transposed.rowptr_t, col=block.transposed.dst_t, num_src=block.num_src
+    )
+    for one in (block, flipped):
+        tensors = {k: t.float().double() for k, t in make(one, 2, 5, edges=True).items()}
+        for self_loop in (True, False):
+            options = {"p": 0.4, "key": KEY, "self_loop": self_loop}
+            got = run(name, op, one, tensors, torch.float32, **options)
+            want = run("reference", op, one, tensors, torch.float64, **options)
+            assert_near(got, want, 1e-5, 1e-4)
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("kind", OPS)
+def test_same_bits_whatever_the_threads(name, kind):
+    op, make = OPS[kind]
+    block = Block.from_graph(rmat(3000, 60_000, seed=1))
+    tensors = make(block, 4, 6, edges=True)
+    threads = torch.get_num_threads()
+    runs = []
+    try:
+        for count in (1, 2, 1, 2):
+            torch.set_num_threads(count)
+            runs.append(run(name, op, block, tensors, torch.float32, p=0.5, key=KEY))
+    finally:
+        torch.set_num_threads(threads)
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
+)
+def test_softmax_of_far_logits(name, dtype):
+    """Case A14: {200, 199} and {-200, -201} both give {0.7311, 0.2689}."""
+    block = Block(rowptr=torch.tensor([0, 2, 4]), col=torch.tensor([0, 1, 2, 3]), num_src=4)
+    h = torch.tensor([[1.0, 0], [0, 1], [1, 0], [0, 1]], dtype=dtype)[:, None].requires_grad_()
+    src = torch.tensor([200.0, 199, -200, -201], dtype=dtype)[:, None].requires_grad_()
+    dst = torch.zeros(2, 1, dtype=dtype).requires_grad_()
+    with backend.use(name):
+        out = gat_attention(block, h, src, dst, negative_slope=1.0, self_loop=False)
+    want = torch.tensor([0.7310586, 0.2689414], dtype=torch.float64).expand(2, 1, 2)
+    torch.testing.assert_close(out.double(), want, rtol=torch.finfo(dtype).eps, atol=1e-7)
+    for grad in torch.autograd.grad(out[..., 0].sum(), [h, src, dst]):
+        assert grad.isfinite().all()
+        assert grad is not None
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", OPS)
+def test_a_part_of_the_graph_gives_its_rows_of_the_whole(name, kind):
+    """Rows cut out, in another order, attend and drop as in the whole graph: by its ids."""
+    op, make = OPS[kind]
+    whole = Block.from_graph(rmat(40, 300, seed=3))
+    heads, width = 5, 4
+    tensors = make(whole, heads, width, edges=True)
+    rows = torch.randperm(40, generator=torch.Generator().manual_seed(0))[:13]
+    others = torch.tensor([v for v in range(40) if v not in rows.tolist()])
+    sources = torch.cat([rows, others])
+    slot_of = torch.empty(40, dtype=torch.long)
+    slot_of[sources] = torch.arange(40)
+    edges = torch.cat([torch.arange(whole.rowptr[v], whole.rowptr[v + 1]) for v in rows])
+    counts = whole.in_degree[rows]
+    part = Block(
+        rowptr=torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]),
+        col=slot_of[whole.col.long()[edges]],
+        num_src=40,
+        dst_gid=rows,
+        src_gid=sources,
+        eid=edges,
+        num_graph_nodes=40,
+        num_graph_edges=whole.num_edges,
+    )
+    chosen = {"S": sources, "P": rows, "E": edges}
+    part_tensors = {}
+    for key, tensor in tensors.items():
+        axis = key.rsplit("_", 1)[1][0]
+        part_tensors[key] = tensor[chosen[axis]] if axis in chosen else tensor
+    for self_loop in (True, False):
+        options = {"p": 0.5, "key": KEY, "self_loop": self_loop}
+        with backend.use(name):
+            got = op(part, **part_tensors, **options)
+            want = op(whole, **tensors, **options)
+        torch.testing.assert_close(got, want[rows], rtol=1e-10, atol=1e-12)
+        assert (want[rows] != op(whole, **tensors, self_loop=self_loop)[rows]).any()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", OPS)
+def test_gradcheck(name, kind):
+    op, make = OPS[kind]
+    block = Block.from_graph(rmat(7, 25, seed=5))
+    tensors = {k: t.requires_grad_() for k, t in make(block, 2, 3, edges=True).items()}
+
+    def call(*values: Tensor) -> Tensor:
+        return op(block, **dict(zip(tensors, values, strict=True)), p=0.3, key=KEY)
+
+    with backend.use(name):
+        assert torch.autograd.gradcheck(call, tuple(tensors.values()), fast_mode=True)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("kind", OPS)
+def test_nothing_grows_with_edges_times_heads(name, kind):
+    op, make = OPS[kind]
+    heads, width = 4, 8
+    block = Block.from_graph(rmat(200, 20_000, seed=1))
+    tensors = {
+        k: t.float().requires_grad_() for k, t in make(block, heads, width, edges=False).items()
+    }
+    with backend.use(name):
+        op(block, **tensors).sum().backward()  # what is made once and kept
+        with Largest() as largest:
+            op(block, **tensors, p=0.5, key=KEY).sum().backward()
+    assert 0 < largest.numel < block.num_edges * heads / 4
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_rows_without_edges(name):
+    """Case A07: exactly 0 without loops, the row itself with them, finite gradients."""
+    block = Block(rowptr=torch.zeros(5, dtype=torch.long), col=torch.zeros(0).int(), num_src=4)
+    for op, make in OPS.values():
+        tensors = make(block, 2, 3, edges=True)
+        alone = run(name, op, block, tensors, torch.float32, self_loop=False)
+        assert all(t.eq(0).all() for t in alone)
+        looped = run(name, op, block, tensors, torch.float32)
+        torch.testing.assert_close(looped[0], next(iter(tensors.values())), rtol=1e-6, atol=1e-6)
+        assert all(t.isfinite().all() for t in looped)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_second_derivative_is_refused(name):
+    block = Block.from_graph(rmat(5, 12, seed=1))
+    tensors = {k: t.requires_grad_() for k, t in gat_inputs(block, 1, 2, edges=False).items()}
+    with backend.use(name):
+        out = gat_attention(block, **tensors)
+    (grad,) = torch.autograd.grad(out.square().sum(), tensors["h_SKF"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+BLOCK = Block(rowptr=torch.tensor([0, 1, 2]), col=torch.tensor([0, 2]), num_src=3)
+GOOD = {
+    "h_SKF": torch.zeros(3, 2, 4),
+    "score_src_SK": torch.zeros(3, 2),
+    "score_dst_PK": torch.zeros(2, 2),
+}
+GOOD_V2 = {
+    "x_src_SKF": torch.zeros(3, 2, 4),
+    "x_dst_PKF": torch.zeros(2, 2, 4),
+    "att_KF": torch.zeros(2, 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"h_SKF": torch.zeros(3, 8)}, r"h needs floats \[S, K, F\], has float32 \[3, 8\]"),
+        ({"h_SKF": torch.zeros(3, 2, 4).int()}, r"h needs floats .* has int32"),
+        ({"h_SKF": torch.zeros(2, 2, 4)}, r"h needs shape \[3, 2, 4\], has float32 \[2, 2, 4\]"),
+        ({"score_src_SK": torch.zeros(2, 2)}, r"score_src needs shape \[3, 2\]"),
+        ({"score_dst_PK": torch.zeros(3, 2)}, r"score_dst needs shape \[2, 2\]"),
+        ({"score_edge_EK": torch.zeros(2, 3)}, r"score_edge needs shape \[2, 2\]"),
+        ({"score_loop_PK": torch.zeros(2, 2)}, "score_loop needs score_edge and self_loop=True"),
+        ({"p": 0.5}, "needs a key"),
+        ({"p": 1.5, "key": KEY}, "0 <= p <= 1"),
+        ({"h_SKF": torch.zeros(3, 2, 4, device="meta")}, "the graph is on cpu, h on meta"),
+    ],
+)
+def test_gat_refuses(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        gat_attention(BLOCK, **{**GOOD, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x_dst_PKF": torch.zeros(3, 2, 4)}, r"x_dst needs shape \[2, 2, 4\]"),
+        ({"att_KF": torch.zeros(8)}, r"att needs shape \[2, 4\]"),
+        ({"edge_attr_ED": torch.zeros(2, 3)}, "edge_attr and edge_weight go together"),
+        (
+            {"edge_attr_ED": torch.zeros(2, 3), "edge_weight_DKF": torch.zeros(2, 2, 4)},
+            r"edge_attr needs shape \[2, 2\]",
+        ),
+    ],
+)
+def test_gatv2_refuses(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        gatv2_attention(BLOCK, **{**GOOD_V2, **changes})
