@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from tiergnn.errors import ConfigError
+from tiergnn.runtime.order import fixed_sum
 from tiergnn.training.metrics import (
     MORE,
     OURS,
@@ -22,7 +23,6 @@ from tiergnn.training.metrics import (
     metric_mode,
     roc_auc,
 )
-from tiergnn.training.sums import fixed_sum
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -8,6 +8,7 @@ Legend: V nodes, E edges, D features, C outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import step_key
 from tiergnn.models.trace import Program, trace
 from tiergnn.runtime.memory import PeakMeter, check_room, out_of_memory
+from tiergnn.runtime.order import FixedOrder
 from tiergnn.runtime.rows import Rows
 
 
@@ -53,11 +55,10 @@ class Resident:
         with out_of_memory(self.device, "loading the graph"):
             self.model = model.to(self.device, dtype)
             self.block = Block.from_graph(graph, self.device)
-            self.embedding = embedding
+            self.embedding, self._x = embedding, None
             if embedding is not None:
                 embedding.data = embedding.data.to(self.device, dtype)
-            else:
-                assert graph.x is not None
+            elif graph.x is not None:
                 self._x = Rows(graph.x, self.device, dtype, normalize=normalize_rows)
             self._edges: dict[str, Tensor] = {}
             if graph.edge_weight is not None:
@@ -75,8 +76,11 @@ class Resident:
         """The model's output [V, C]; dropout masks are those of ``step``."""
         with out_of_memory(self.device, "training" if training else "evaluating"):
             self.model.train(training)
-            key = step_key(self.seed, step)
-            return self.programs[training].run(self._inputs(), self.block, key)
+            key, order = step_key(self.seed, step), nullcontext()
+            if training and self.device.type == "cpu":
+                order = FixedOrder()
+            with order:
+                return self.programs[training].run(self._inputs(), self.block, key)
 
     def train_step(self, loss_of_out: Callable[[Tensor], Tensor], step: int) -> float:
         """Forward, ``loss_of_out(out)``, backward; gradients add to ``.grad``. Gives the loss."""
@@ -95,16 +99,40 @@ class Resident:
         """The most taken so far, tier -> bytes: see ``runtime.memory.PeakMeter``."""
         return self._meter.read()
 
+    @property
+    def held_bytes(self) -> dict[str, int]:
+        """What -> bytes that are held between passes; the transposed topology once it is made."""
+        block = self.block
+        arrays = [block.rowptr, block.col]
+        if "transposed" in vars(block):
+            arrays += block.transposed
+        held = {
+            "topology": sum(_bytes(array) for array in arrays),
+            "parameters": sum(_bytes(p) for p in self.model.parameters()),
+            "features": _bytes(self.embedding) if self._x is None else self._x.held_bytes,
+        }
+        if self._edge_attr is not None:
+            held["edge features"] = self._edge_attr.held_bytes
+        return held
+
     def sample_memory(self) -> None:
         """Look at the memory in use now; a peak between two looks is seen on Linux only."""
         self._meter.sample()
 
     def _inputs(self, rows: slice = slice(None)) -> dict[str, Tensor]:
-        x = self.embedding[rows] if self.embedding is not None else self._x.values(rows)
+        if self._x is not None:
+            x = self._x.values(rows)
+        else:
+            assert self.embedding is not None
+            x = self.embedding[rows]
         inputs = {"x": x} | {name: values[rows] for name, values in self._edges.items()}
         if self._edge_attr is not None:
             inputs["edge_attr"] = self._edge_attr.values(rows)
         return inputs
+
+
+def _bytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.numel() * tensor.element_size()
 
 
 def least_bytes(

@@ -11,9 +11,9 @@ import psutil
 import torch
 
 from tiergnn.errors import PlanError
+from tiergnn.hardware.cgroup import read_cgroup
 from tiergnn.units import format_bytes
 
-_CGROUP = Path("/sys/fs/cgroup")
 _HINT = "dtype='bfloat16' (--dtype bfloat16), a narrower model, or a device with more memory"
 
 
@@ -23,17 +23,11 @@ def available_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         # What torch has reserved and does not use is ours as well.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return min(psutil.virtual_memory().available, _cgroup_room())
-
-
-def _cgroup_room() -> int:
-    """Bytes left under this process's control group; a huge number where there is no limit."""
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):
-        return 2**63
-    return 2**63 if limit == "max" else max(0, int(limit) - used)
+    available = psutil.virtual_memory().available
+    group = read_cgroup()
+    if group.limit_bytes is None or group.used_bytes is None:
+        return available
+    return min(available, max(0, group.limit_bytes - group.used_bytes))
 
 
 def check_room(

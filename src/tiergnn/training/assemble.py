@@ -17,6 +17,7 @@ from tiergnn.graph.csr import Graph
 from tiergnn.graph.folder import read_manifest
 from tiergnn.models import zoo
 from tiergnn.runtime.executor import Resident
+from tiergnn.runtime.memory import check_room
 from tiergnn.training.features import choose_features, feature_table
 from tiergnn.training.options import DTYPES, Options
 from tiergnn.training.randomness import random_state
@@ -110,6 +111,8 @@ def resident(graph: Graph, model: nn.Module, options: Options) -> Resident:
         with random_state(torch.device("cpu"), options.seed):
             rows = torch.randn(graph.num_nodes, features.width) / features.width**0.5
         embedding = nn.Parameter(rows)
+    if features.kind == "onehot":
+        check_room(torch.device("cpu"), {"one-hot features": graph.num_nodes**2})
     device = pick_device(options.device)
     with random_state(device, options.seed):  # lazy parameters get their first values here
         made = Resident(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tiergnn.errors import ConfigError, unknown
-from tiergnn.training.sums import fixed_sum
+from tiergnn.runtime.order import fixed_sum
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 # The first is the default of the task.

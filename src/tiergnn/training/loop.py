@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tiergnn.errors import ConfigError, Interrupted, PlanError
 from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.memory import device_budget
+from tiergnn.runtime.order import fixed_sum
 from tiergnn.training.checkpoint import Checkpoint, Checkpoints, check_fits
 from tiergnn.training.folder import RunFolder
 from tiergnn.training.log import JsonLog, Record, TensorBoard, show
@@ -32,7 +33,6 @@ from tiergnn.training.options import Options
 from tiergnn.training.randomness import get_random, random_state, set_random
 from tiergnn.training.scoring import Scoring
 from tiergnn.training.stop import StopSignals
-from tiergnn.training.sums import fixed_sum
 from tiergnn.units import format_bytes
 
 LR, WEIGHT_DECAY = 0.01, 0.0

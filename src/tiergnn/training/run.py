@@ -22,6 +22,7 @@ from tiergnn.graph.csr import Graph
 from tiergnn.runtime.executor import Resident
 from tiergnn.training.assemble import as_graph, build, fingerprint, model_spec, resident
 from tiergnn.training.checkpoint import Checkpoints
+from tiergnn.training.features import choose_features
 from tiergnn.training.folder import RunFolder
 from tiergnn.training.log import Record
 from tiergnn.training.loop import Progress, Trainer, load_weights
@@ -51,8 +52,9 @@ class Run:
         options: Options,
         progress: Progress,
         path: Path | None,
+        task: str,
     ):
-        self._resident, self._options = held, options
+        self._resident, self._options, self._task = held, options, task
         self.path, self.model, self.graph = path, held.model, graph
         self.history, self.best_epoch = progress.history, progress.best_epoch
         self.finished = progress.finished
@@ -123,10 +125,9 @@ class Run:
         return out.cpu().numpy()
 
     def _readable(self, out: torch.Tensor, kind: str) -> torch.Tensor:
-        task = self.graph.task
-        if task == "multilabel":
+        if self._task == "multilabel":
             return out.sigmoid() if kind == "probabilities" else (out > 0).to(torch.int8)
-        if task == "real":
+        if self._task == "real":
             raise ConfigError(f"a real task has no {kind}", hint="kind='logits': its values")
         out = out.reshape(out.shape[0], -1)
         if out.shape[1] == 1:  # one logit of two classes
@@ -229,10 +230,18 @@ def reopen(
     options = _recorded_options(folder, recorded, given or {})
     options = options if device is None else replace(options, device=device)
     graph = _recorded_graph(record, graph, must_match=False)
-    held = resident(graph, _recorded_model(record, model, options), options)
+    module = _recorded_model(record, model, options)
+    ready = record["model"]["ready"]
+    width = choose_features(graph, options.features).width
+    if ready is not None and ready["in_channels"] != width:
+        raise ConfigError(
+            f"the run was trained on {ready['in_channels']} features a node, this graph has {width}"
+        )
+    held = resident(graph, module, options)
     weights, state = Checkpoints(folder.checkpoints).load_best()
     load_weights(held, weights, str(folder.checkpoints))
-    return Run(held, graph, options, Progress(**state["progress"]), folder.path)
+    progress = Progress(**state["progress"])
+    return Run(held, graph, options, progress, folder.path, record["task"])
 
 
 def _trainer(
@@ -267,7 +276,7 @@ def _finish(
     trainer.fit(progress)
     folder = trainer.folder
     path = None if folder is None else folder.path
-    run = Run(trainer.resident, graph, options, trainer.progress, path)
+    run = Run(trainer.resident, graph, options, trainer.progress, path, trainer.scoring.task)
     if folder is not None:
         folder.finish(run.as_dict())
     return run

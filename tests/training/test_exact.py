@@ -1,0 +1,238 @@
+"""One seed, one set of bits; odd graphs and every stored width train (A06, A07, A15, A22, A23)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
+
+import tiergnn as tg
+from tests.training.models import Net, community, net, same_bits, weights
+from tiergnn.errors import PlanError
+from tiergnn.graph.csr import from_edges
+from tiergnn.graph.odd import ODD
+from tiergnn.graph.table import Table
+from tiergnn.runtime.executor import Resident
+
+QUIET = {"progress": False}
+
+
+def gin(width, hidden):
+    return GINConv(torch.nn.Linear(width, hidden))
+
+
+LAYERS = {"gcn": GCNConv, "sage": SAGEConv, "gat": GATConv, "gatv2": GATv2Conv, "gin": gin}
+NO_LOOPS = {"gat": GATConv, "gatv2": GATv2Conv}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", ["gat", "gcn", "sage"])
+def test_the_same_seed_gives_the_same_bits(kind, threads):
+    """A15, smaller: twice with one seed, and with either number of threads."""
+    graph = community(2_000, degree=20.0)
+    before = torch.get_num_threads()
+    options = {"heads": 2} if kind == "gat" else {}
+    got = []
+    try:
+        for count in (threads, 1):
+            torch.set_num_threads(count)
+            model = net(graph, kind, hidden=16, dropout=0.5, **options)
+            run = tg.train(graph, model, epochs=6, clip=1.0, seed=5, **QUIET)
+            got.append((run.losses, weights(model), run.metrics))
+    finally:
+        torch.set_num_threads(before)
+    assert got[0][0] == got[1][0]
+    assert same_bits(got[0][1], got[1][1])
+    assert got[0][2] == got[1][2]
+
+
+@pytest.mark.parametrize("task", ["multilabel", "real"])
+def test_other_tasks_do_not_follow_the_threads_either(task):
+    graph = community(20_000, degree=4.0)
+    values = graph.x.data[:, :4]
+    y = (values > 0).astype(np.int8) if task == "multilabel" else values.copy()
+    graph = replace(graph, y=y, task=task, num_classes=4 if task == "multilabel" else None)
+    graph = replace(graph, splits={"train": np.arange(20_000), "val": np.arange(19_000)})
+    before = torch.get_num_threads()
+    got = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            run = tg.train(graph, net(graph), epochs=3, **QUIET)
+            got.append((run.losses, weights(run.model), run.metrics))
+    finally:
+        torch.set_num_threads(before)
+    assert got[0][0] == got[1][0]
+    assert same_bits(got[0][1], got[1][1])
+    assert got[0][2] == got[1][2]
+
+
+def trainable(graph):
+    return graph.num_nodes > 0 and (graph.y[graph.splits["train"]] >= 0).any()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("name", ODD)
+def test_odd_graphs_train(name, layer):
+    """A06 and A07: isolated nodes, no edges, hubs, loops, duplicates."""
+    graph = ODD[name]()
+    if not trainable(graph):
+        pytest.skip("no node to train on")
+    torch.manual_seed(0)
+    model = Net(LAYERS[layer], graph.x.width, graph.num_classes)
+    run = tg.train(graph, model, epochs=3, patience=None, **QUIET)
+    assert np.isfinite(run.losses).all()
+    out = run.predict()
+    assert out.shape == (graph.num_nodes, graph.num_classes)
+    assert np.isfinite(out).all()
+    for p in model.parameters():
+        assert p.grad is None or bool(p.grad.isfinite().all())
+
+
+def test_an_isolated_test_node_is_predicted_by_itself():
+    """A06: node 9 is alone, has the highest id, and is the only test node."""
+    graph = ODD["isolated"]()
+    assert graph.splits["test"].tolist() == [9]
+    x = torch.from_numpy(graph.x.decode()[9])
+
+    class One(torch.nn.Module):
+        def __init__(self, conv):
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index)
+
+    gcn, sage = GCNConv(5, 3), SAGEConv(5, 3)
+    gat = GATConv(5, 3, add_self_loops=False)
+    for conv, want in (
+        (gcn, lambda: gcn.lin.weight @ x + gcn.bias),
+        (sage, lambda: sage.lin_r.weight @ x + sage.lin_l.bias),
+        (gat, lambda: gat.bias),
+    ):
+        run = tg.train(graph, One(conv), epochs=3, **QUIET)
+        assert run.history[0]["test"]["accuracy"] in (0.0, 1.0)
+        np.testing.assert_allclose(run.predict()[9], want().detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def stored(values, dtype):
+    """``values`` (multiples of 1/8 below 8) in a stored width that holds them exactly."""
+    if dtype == "bfloat16":
+        bits = torch.from_numpy(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
+        return Table(data=bits, dtype="bfloat16")
+    if dtype in ("int8", "uint8"):
+        return Table.from_array((values * 8).astype(dtype), scale=0.125)
+    return Table.from_array(values.astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int8", "uint8", "bool"])
+def test_features_of_any_stored_width(dtype, tmp_path):
+    """A22: the same losses and predictions, from disk, in the width they were given in."""
+    graph = community(100)
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2 if dtype == "bool" else 16, (100, 6)).astype(np.float32)
+    values = values if dtype == "bool" else values / 8
+    want = tg.train(replace(graph, x=Table.from_array(values)), net6(graph), epochs=3, **QUIET)
+    table = stored(values, dtype)
+    saved = replace(graph, x=table).save(tmp_path / "g")
+    assert saved.x.data.nbytes == table.data.nbytes
+    got = tg.train(saved, net6(graph), epochs=3, **QUIET)
+    np.testing.assert_allclose(got.losses, want.losses, rtol=1e-6)
+    np.testing.assert_allclose(got.predict(), want.predict(), rtol=1e-5, atol=1e-6)
+
+
+def net6(graph):
+    return net(replace(graph, x=Table.from_array(np.zeros((graph.num_nodes, 6), np.float32))))
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64", "float32 column"])
+def test_labels_of_any_width(kind):
+    graph = community(100)
+    data = graph.to_pyg()
+    y = graph.y
+    data.y = {
+        "int32": torch.from_numpy(y).int(),
+        "int64": torch.from_numpy(y)[:, None],
+        "float32 column": torch.from_numpy(y).float()[:, None],
+    }[kind]
+    data.task = "class"
+    want = tg.train(graph, net(graph), epochs=2, **QUIET)
+    got = tg.train(tg.Graph.from_pyg(data, task="class"), net(graph), epochs=2, **QUIET)
+    np.testing.assert_allclose(got.losses, want.losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_any_computing_dtype(dtype):
+    graph = community(200)
+    model = net(graph, hidden=16)
+    run = tg.train(graph, model, epochs=20, dtype=dtype, **QUIET)
+    assert {str(p.dtype) for p in model.parameters()} == {f"torch.{dtype}"}
+    want = tg.train(graph, net(graph, hidden=16), epochs=20, **QUIET)
+    assert run.losses[0] == pytest.approx(want.losses[0], rel=1e-2)
+    assert run.losses[-1] < 0.8 * run.losses[0]
+    assert run.predict().dtype == (np.float64 if dtype == "float64" else np.float32)
+
+
+def test_the_device_keeps_the_narrower_of_stored_and_computed():
+    graph = community(50)
+    narrow = replace(graph, x=Table.from_array((graph.x.data * 10).astype(np.int8), scale=0.1))
+    held = {
+        name: Resident(net(graph), g, dtype=dtype).held_bytes["features"]
+        for name, g, dtype in (
+            ("int8", narrow, torch.float32),
+            ("float32", graph, torch.float32),
+            ("wide", graph, torch.bfloat16),
+        )
+    }
+    width = graph.x.width
+    assert held == {"int8": 50 * width, "float32": 50 * width * 4, "wide": 50 * width * 2}
+
+
+def test_evaluation_keeps_nothing_for_a_backward():
+    graph = community(100)
+    held = Resident(net(graph, dropout=0.5), graph)
+    out = held.infer()
+    assert not out.requires_grad
+    assert torch.equal(out, held.infer())
+    assert held.forward(True, 1).requires_grad
+    assert torch.equal(held.forward(True, 1), held.forward(True, 1))
+    assert not torch.equal(held.forward(True, 1), held.forward(True, 2))
+
+
+def test_an_impossible_request_is_refused_with_the_least_that_is_needed():
+    """A23 on one device: refused before anything is loaded, with bytes and a way out."""
+    graph = community(3_000)
+    with pytest.raises(PlanError) as error:
+        tg.train(graph, net(graph), device_memory="10KiB", **QUIET)
+    text = str(error.value)
+    assert "needs at least" in text
+    assert "has 10.0 KiB (device_memory)" in text
+    assert "largest: topology" in text
+    assert "try:" in text
+
+
+def test_a_budget_that_training_outgrows_is_told():
+    graph = community(60_000, degree=4.0)
+    with pytest.raises(PlanError, match=r"training took .* MiB, device_memory allows 8\.0 MiB"):
+        tg.train(graph, net(graph, hidden=128), device_memory="8MiB", epochs=3, **QUIET)
+
+
+def test_running_out_of_memory_is_one_clear_error():
+    graph = community(50)
+    huge = torch.zeros(1).expand(2**50)
+
+    def criterion(out, y):
+        return out.sum() * huge.clone().sum()
+
+    with pytest.raises(PlanError, match=r"ran out of memory while training: wanted [0-9]+"):
+        tg.train(graph, net(graph), criterion=criterion, **QUIET)
+
+
+def test_one_hot_features_that_cannot_fit_are_refused():
+    ids = np.arange(3_000_000)
+    graph = from_edges(ids[:0], ids[:0], ids.size, y=ids % 2, splits={"train": ids[:9]})
+    with pytest.raises(PlanError, match=r"at least 8\.2 TiB"):
+        tg.train(graph, {"name": "gcn", "hidden_channels": 2}, features="onehot", **QUIET)
