@@ -133,6 +133,41 @@ def test_edges_are_levelled_on_a_power_law():
     assert all(c.holds(c.loads(done, 8)) for c in criteria)
 
 
+@pytest.mark.parametrize("seed", [0, 4, 23, 38, 48, 84])
+def test_edges_are_levelled_where_nodes_are_heavy(seed):
+    """50 nodes a part, of very different degrees: full parts must give and take at once."""
+    graph = rmat(400, 4000, seed=seed)
+    criteria = read_balance(graph, ("nodes", "edges"))
+    view = undirected_view(graph.rowptr, graph.col, np.int64)
+    done = rebalance(np.repeat(np.arange(8, dtype=np.int32), 50), 8, criteria, view)
+    assert all(c.holds(c.loads(done, 8)) for c in criteria)
+
+
+def test_splits_come_before_edges():
+    """Training nodes that are hubs are shared out even where that overfills a part with edges."""
+    rng = np.random.default_rng(5577)
+    dst = (40 * rng.random(200) ** 5).astype(np.int64)
+    graph = from_edges(rng.integers(0, 40, 200), dst, 40, splits={"train": np.arange(20)})
+    edges, train = read_balance(graph, ("edges", "train"))
+    view = undirected_view(graph.rowptr, graph.col, np.int64)
+    start = (rng.random(40) ** 4 * 5).astype(np.int32)
+    done = rebalance(start, 5, [edges, train], view)
+    assert train.holds(train.loads(done, 5))
+
+
+def test_what_must_leave_a_part_leaves_where_fewest_edges_are_cut():
+    """Nodes 0 and 1 share nine edges, 2 and 3 one: one of the latter goes."""
+    src = np.array([0] * 9 + [2, 4])
+    dst = np.array([1] * 9 + [3, 5])
+    graph = from_edges(src, dst, 6)
+    view = undirected_view(graph.rowptr, graph.col, np.int64)
+    start = np.array([0, 0, 0, 0, 1, 1], np.int32)
+    done = rebalance(start, 2, read_balance(graph, {"nodes": 1.0}), view)
+    assert np.bincount(done).tolist() == [3, 3]
+    assert done[0] == done[1]
+    assert done[4] == done[5]
+
+
 def test_a_blend_adds_each_criterion_once():
     graph = rmat(50, 700, seed=2)
     nodes, edges = read_balance(graph, ("nodes", "edges"))
@@ -168,7 +203,39 @@ def test_what_makes_metis_give_up_is_said(monkeypatch):
         partition(graph, 4, "metis", balance=("nodes", "edges"))
 
 
+@pytest.mark.parametrize(
+    "graph", [sbm([300] * 4, degree=16, seed=1), rmat(2000, 20_000)], ids=["blocks", "power_law"]
+)
+def test_nodes_and_edges_take_the_better_of_two_starts(graph):
+    """Communities are found by nodes alone, power laws are cut better with both weights."""
+    criteria = read_balance(graph, ("nodes", "edges"))
+    view = undirected_view(graph.rowptr, graph.col, np.int64)
+    starts = (
+        metis._call_several(3, view, criteria, 0),
+        metis._call(3, view, criteria[:1], 0),
+    )
+    cuts = [
+        cut_weight(rebalance(start, 3, criteria, view), view.xadj, view.adjncy, view.eweight)
+        for start in starts
+    ]
+    assert cuts[0] != cuts[1]
+    made = partition(graph, 3, "metis", balance=("nodes", "edges")).part_of
+    assert cut_weight(made, view.xadj, view.adjncy, view.eweight) == min(cuts)
+
+
+def test_metis_counts_an_edge_as_often_as_it_occurs():
+    """Blocks that only the number of parallel edges tells of."""
+    rng = np.random.default_rng(0)
+    src, dst = rng.integers(0, 200, (2, 4000))
+    inside = src % 4 == dst % 4
+    times = np.where(inside, 30, 1)
+    graph = from_edges(np.repeat(src, times), np.repeat(dst, times), 200)
+    assert partition(graph, 4, "metis").edge_cut == (~inside).sum()
+
+
 def test_seeds_0_and_1_differ():
     """The C library takes seed 0 for 1."""
-    assert metis._seed(0) != metis._seed(1)
-    assert metis._seed(2**63) > 0
+    graph = sbm(600, 3, degree=8, seed=2)
+    first, second = (partition(graph, 6, "metis", seed=seed).part_of for seed in (0, 1))
+    assert (first != second).any()
+    assert partition(graph, 6, "metis", seed=2**63).num_parts == 6

@@ -235,7 +235,7 @@ def test_cgroup_2_takes_the_tightest_of_its_parents(tmp_path):
             "fs/pod/memory.current": "1500",
             "fs/pod/memory.stat": "anon 1000\ninactive_file 400",
             "fs/pod/cpu.max": "max 100000",
-            "fs/pod/job/memory.max": "max",
+            "fs/pod/job/memory.max": "9000",
             "fs/pod/job/memory.current": "900",
             "fs/pod/job/cpu.max": "150000 100000",
         },

@@ -19,7 +19,9 @@ from tiergnn.graph.undirected import View
 # small and what is counted in them is the loss, so they are levelled to the single node.
 TOLERANCE = {"nodes": 1.03, "edges": 1.05, "split": 1.0}
 _MAX_PASSES = 40
-_AIM = 0.9  # the part of an edge tolerance that ``rebalance`` fills: nodes come in lumps of edges
+# Shares of an edge tolerance that ``rebalance`` tries to fill, one after the other: nodes come in
+# lumps of edges, and a move that would overshoot is not made.
+_AIMS = (0.9, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -171,27 +173,38 @@ def rebalance(
         return part_of
     load = np.stack([c.loads(part_of, num_parts) for c in criteria])
     weight = np.stack([c.weight for c in criteria], axis=1)
-    bounds = np.array([_aim(c).bounds(num_parts) for c in criteria], np.int64)
     splits = np.array([c.name not in ("nodes", "edges") for c in criteria])
     unit = num_parts / np.array([c.total for c in criteria]) * np.where(splits, 1e6, 1.0)
+    for aim in _AIMS:
+        bounds = np.array([_aim(c, aim).bounds(num_parts) for c in criteria], np.int64)
+        state = (view.xadj, view.adjncy, view.eweight, weight, bounds, unit, part_of, load)
+        if _relieve_all(criteria, state):
+            break
+    bounds = np.array([c.bounds(num_parts) for c in criteria], np.int64)
     state = (view.xadj, view.adjncy, view.eweight, weight, bounds, unit, part_of, load)
-    for _ in range(_MAX_PASSES):
-        if all(c.holds(row) for c, row in zip(criteria, load, strict=True)):
-            break
-        gain = _gains(*state)
-        queue = np.flatnonzero(gain > -np.inf)
-        if _relieve(queue[np.argsort(-gain[queue], kind="stable")], *state) == 0:
-            break
     for _ in range(_MAX_PASSES):
         if _refine(*state) * 1000 <= part_of.size:
             break
     return part_of
 
 
-def _aim(criterion: Criterion) -> Criterion:
+def _aim(criterion: Criterion, share: float) -> Criterion:
     if criterion.name != "edges":
         return criterion
-    return replace(criterion, tolerance=1 + _AIM * (criterion.tolerance - 1))
+    return replace(criterion, tolerance=1 + share * (criterion.tolerance - 1))
+
+
+def _relieve_all(criteria: list[Criterion], state: tuple[np.ndarray, ...]) -> bool:
+    """Make relieving moves until everything holds (True) or none is left."""
+    load = state[-1]
+    for _ in range(_MAX_PASSES):
+        if all(c.holds(row) for c, row in zip(criteria, load, strict=True)):
+            return True
+        gain = _gains(*state)
+        queue = np.flatnonzero(gain > -np.inf)
+        if _relieve(queue[np.argsort(-gain[queue], kind="stable")], *state) == 0:
+            return False
+    return False
 
 
 @numba.njit(cache=True, nogil=True)

@@ -355,7 +355,7 @@ def _judge_speed(
             name="speed",
             value=f"not measured at {place}: {disk.error}",
             status="warn",
-            remedy="name a folder that exists, has space and can be written",
+            remedy="tiergnn doctor --folder DIR: one that exists, has space and can be written",
             data=(*data, ("error", disk.error)),
         )
     how = "O_DIRECT" if disk.direct else "buffered: the page cache may flatter it"
