@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from provenance import DATA, RESULTS, provenance, sentence
 
 import tiergnn as tg
+from provenance import DATA, RESULTS, provenance, sentence
 
 PUBLISHED = {
     ("cora", "gcn"): 81.5,
@@ -117,8 +117,8 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# Accuracy on the public splits",
         "",
-        "Test accuracy in percent, mean and standard deviation over seeds, at the epoch of the best "
-        "validation accuracy. Settings: the text at the top of `benchmarks/accuracy.py`.",
+        "Test accuracy in percent, mean and standard deviation over seeds, at the epoch of the "
+        "best validation accuracy. Settings: the text at the top of `benchmarks/accuracy.py`.",
         "",
         "| set | model | published | required | measured | seeds | epochs | seconds |",
         "|---|---|---|---|---|---|---|---|",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("NUMBA_NUM_THREADS", "2")
+# Test workers share the cores: a thread that spins while it waits slows the others tenfold.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch

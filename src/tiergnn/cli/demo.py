@@ -68,7 +68,7 @@ def demo(
     accuracy = {split: values["accuracy"] for split, values in run.metrics.items()}
     peak = ", ".join(f"{tier} {format_bytes(n)}" for tier, n in run.peak_bytes.items())
     output.say(
-        f"   {format_seconds(run.seconds_per_epoch)} an epoch; peak bytes: {peak}; "
+        f"   {format_seconds(run.seconds_per_epoch or 0)} an epoch; peak bytes: {peak}; "
         f"{format_seconds(perf_counter() - start)} in all, compiling included"
     )
     output.result(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tiergnn.cli.output import JSON, Command, Output, guarded
+from tiergnn.cli.output import JSON, Output, register
 
 if TYPE_CHECKING:
     from tiergnn.graph.csr import Graph
@@ -174,5 +174,4 @@ def _write(
     )
 
 
-for _command in (rmat, sbm, grid, star, path):
-    app.command(cls=Command)(guarded(_command))
+register(app, rmat, sbm, grid, star, path)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tiergnn.cli import demo, generate, info, ingest, machine, parts, results, runs
-from tiergnn.cli.output import Command, guarded
+from tiergnn.cli.output import register
 from tiergnn.version import __version__
 
 app = typer.Typer(
@@ -18,7 +18,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for _command in (
+register(
+    app,
     machine.doctor,
     demo.demo,
     ingest.ingest,
@@ -29,8 +30,7 @@ for _command in (
     results.evaluate,
     results.predict,
     results.report,
-):
-    app.command(cls=Command)(guarded(_command))
+)
 app.add_typer(generate.app)
 
 
@@ -61,4 +61,7 @@ def _root(
 
 def main() -> None:
     """The console script."""
+    # Read by OpenMP when torch loads: beside other work on the same cores, threads that spin while
+    # they wait make training ten times slower; sleeping costs some microseconds a call.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     app()

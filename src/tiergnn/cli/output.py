@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -21,8 +21,6 @@ EXIT_UNEXPECTED = 1
 EXIT_INPUT = 2  # also what the parser of the command line uses
 EXIT_STORE = 3
 EXIT_INTERRUPTED = 130
-
-P = ParamSpec("P")
 
 
 class Command(TyperCommand):
@@ -43,11 +41,17 @@ def dashed(args: list[str]) -> list[str]:
     return out
 
 
-def guarded(command: Callable[P, None]) -> Callable[P, None]:
+def register(app: typer.Typer, *commands: Callable[..., None]) -> None:
+    """Add functions to ``app`` as commands of their names."""
+    for command in commands:
+        app.command(cls=Command)(guarded(command))
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
     """Turn what a command raises into a message on stderr and an exit code."""
 
     @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+    def run(*args: Any, **kwargs: Any) -> None:
         try:
             command(*args, **kwargs)
         except TiergnnError as error:

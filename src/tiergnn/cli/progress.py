@@ -31,14 +31,15 @@ class Phases:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-            self._bar = Progress(
+            bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
                 TextColumn("{task.percentage:>3.0f} %"),
                 TimeRemainingColumn(),
                 console=Console(file=self._file),
             )
-            self._bar.start()
+            bar.start()
+            self._bar = bar
         return self
 
     def __exit__(

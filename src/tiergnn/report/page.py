@@ -25,8 +25,8 @@ h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .2rem 1.2rem .2rem 0; border-bottom: 1px solid var(--line);
-  overflow-wrap: anywhere; vertical-align: top; white-space: pre-wrap; }
-th { font-weight: 600; }
+  overflow-wrap: break-word; vertical-align: top; white-space: pre-wrap; }
+th { font-weight: 600; } th, td:first-child { white-space: nowrap; }
 svg { width: 100%; height: auto; } svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
 svg .title { font-weight: 600; font-size: 13px; } svg .tick { fill: var(--quiet); font-size: 11px; }
 svg .grid { stroke: var(--line); } svg .curve { fill: none; stroke-width: 1.8; }

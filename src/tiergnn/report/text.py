@@ -54,7 +54,7 @@ def cost_rows(record: RunRecord) -> list[tuple[str, str]]:
 
 def setting_rows(record: RunRecord) -> list[tuple[str, str]]:
     """The model, the graph and every option that was not left alone, then versions."""
-    options = {name: value for name, value in record.options.items() if value not in (None, False)}
+    options = {n: v for n, v in record.options.items() if v is not None and v is not False}
     return [
         ("model", record.model),
         ("graph", record.graph),
@@ -65,17 +65,18 @@ def setting_rows(record: RunRecord) -> list[tuple[str, str]]:
 
 def curves_of(record: RunRecord) -> list[tuple[str, list[Series]]]:
     """(title, curves): the loss of every split, each metric of every split, the learning rate."""
-    epochs = tuple(float(r["epoch"]) for r in record.history)
-    charts: dict[str, list[Series]] = {
-        "loss": [Series("training step", epochs, tuple(r["loss"] for r in record.history))]
-    }
+    charts: dict[str, list[Series]] = {"loss": []}
     evaluated = [r for r in record.history if "eval_seconds" in r]
     x = tuple(float(r["epoch"]) for r in evaluated)
     for split, values in splits_of(evaluated[-1]).items() if evaluated else ():
         for metric in values:
             y = tuple(r.get(split, {}).get(metric) for r in evaluated)
-            charts.setdefault(metric, []).append(Series(split, x, y))
-    charts["learning rate"] = [Series("lr", epochs, tuple(r["lr"] for r in record.history))]
+            if any(value is not None for value in y):
+                charts.setdefault(metric, []).append(Series(split, x, y))
+    # Last, so that a split has one colour in every chart.
+    x = tuple(float(r["epoch"]) for r in record.history)
+    charts["loss"].append(Series("training step", x, tuple(r["loss"] for r in record.history)))
+    charts["learning rate"] = [Series("lr", x, tuple(r["lr"] for r in record.history))]
     return list(charts.items())
 
 
