@@ -226,11 +226,11 @@ def test_nodes_and_edges_take_the_better_of_two_starts(graph):
 def test_metis_counts_an_edge_as_often_as_it_occurs():
     """Blocks that only the number of parallel edges tells of."""
     rng = np.random.default_rng(0)
-    src, dst = rng.integers(0, 200, (2, 4000))
-    inside = src % 4 == dst % 4
-    times = np.where(inside, 30, 1)
-    graph = from_edges(np.repeat(src, times), np.repeat(dst, times), 200)
-    assert partition(graph, 4, "metis").edge_cut == (~inside).sum()
+    src, dst = rng.integers(0, 1000, (2, 20_000))
+    inside = src % 10 == dst % 10
+    times = np.where(inside, 4, 1)
+    graph = from_edges(np.repeat(src, times), np.repeat(dst, times), 1000)
+    assert partition(graph, 10, "metis").edge_cut <= 1.02 * (~inside).sum()
 
 
 def test_seeds_0_and_1_differ():
