@@ -100,6 +100,10 @@ class RunFolder:
         except (OSError, ValueError, EOFError) as error:
             raise StoreError(f"cannot read splits.npz: {error}", culprit=str(path)) from error
 
+    def rewrite(self, record: Mapping[str, Any]) -> None:
+        """Replace ``run.json``, whole or not at all."""
+        write_whole(self.path / "run.json", json_bytes(record, indent=1))
+
     def finish(self, result: Mapping[str, Any]) -> None:
         write_whole(self.path / "result.json", json_bytes(result, indent=1))
 

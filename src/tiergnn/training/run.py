@@ -204,6 +204,8 @@ def restart(
     done = trainer.progress.epoch
     if options.epochs < done:
         raise ConfigError(f"the run has done {done} epochs, more than {options.epochs}")
+    if options.epochs != record["options"]["epochs"]:  # a later resume goes on to it, too
+        folder.rewrite({**record, "options": {**record["options"], "epochs": options.epochs}})
     if trainer.progress.finished == "epochs" and options.epochs > done:
         trainer.progress.finished = None
     return _finish(trainer, graph, options, progress)
