@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
 from tiergnn.errors import ConfigError, StoreError, TiergnnError, unknown
 from tiergnn.graph.arrays import ArrayStream, crc32_of, crc32_of_array, open_array
 from tiergnn.graph.csr import Graph
-from tiergnn.graph.folder import VERIFY_BYTES, read_manifest
+from tiergnn.graph.folder import VERIFY_BYTES
+from tiergnn.graph.manifest import manifest_crc32, read_manifest
 from tiergnn.graph.partition import Partition
 from tiergnn.graph.staging import StagedFolder, fsync_path, store_errors
 
@@ -56,7 +56,7 @@ def save_partition(
             "graph": _identity(partition.graph),
             "arrays": entries,
         }
-        content["crc32"] = _crc32(content)
+        content["crc32"] = manifest_crc32(content)
         file = staged.folder / FILE
         with store_errors("write", file):
             file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -146,7 +146,7 @@ def _read(path: Path) -> dict[str, Any]:
             culprit=str(file),
             hint="make it again with `tiergnn partition`",
         )
-    if content.pop("crc32", None) != _crc32(content):
+    if content.pop("crc32", None) != manifest_crc32(content):
         raise _damaged(file, "does not match its own checksum")
     return content
 
@@ -164,11 +164,6 @@ def _identity(graph: Graph) -> dict[str, int]:
         "num_edges": graph.num_edges,
         **{f"crc32 of {name}": value for name, value in crc32.items()},
     }
-
-
-def _crc32(content: dict[str, Any]) -> int:
-    """Of the content without its own crc32, as compact JSON with sorted keys."""
-    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _damaged(file: Path, what: str) -> StoreError:
