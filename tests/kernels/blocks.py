@@ -32,20 +32,22 @@ BLOCKS = [
 
 
 def oracle(block: Block, x_SD: Tensor, reduce: str, weight_E: Tensor | None = None) -> Tensor:
-    """Row by row, in the dtype of x."""
-    out = []
-    for row in range(block.num_dst):
-        edges = slice(int(block.rowptr[row]), int(block.rowptr[row + 1]))
-        messages = x_SD[block.col[edges].long()]
-        if weight_E is not None:
-            messages = messages * weight_E[edges, None]
-        if not len(messages):
-            out.append(x_SD.new_zeros(x_SD.shape[1]))
-        elif reduce == "max":
-            out.append(messages.amax(0))
-        else:
-            out.append(messages.sum(0) if reduce == "sum" else messages.mean(0))
-    return torch.stack(out) if out else x_SD.new_zeros(0, x_SD.shape[1])
+    """By a dense table [P, most edges of a row, D], in the dtype of x."""
+    degree_P = block.rowptr.diff()
+    most = int(degree_P.max()) if degree_P.numel() else 0
+    if not most or not x_SD.shape[1]:
+        return x_SD.new_zeros(block.num_dst, x_SD.shape[1])
+    place = torch.arange(most)
+    filled = place < degree_P[:, None]
+    edge = (block.rowptr[:-1, None] + place).clamp(max=block.num_edges - 1)
+    messages = x_SD[block.col.long()[edge]]
+    if weight_E is not None:
+        messages = messages * weight_E[edge][..., None]
+    if reduce != "max":
+        out = torch.where(filled[..., None], messages, 0).sum(1)
+        return out / degree_P.clamp(min=1)[:, None] if reduce == "mean" else out
+    out = torch.where(filled[..., None], messages, -torch.inf).amax(1)
+    return torch.where(degree_P[:, None] > 0, out, 0)
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -81,6 +81,9 @@ def dropout(x_ND: Tensor, p: float, key: Key, site: int, gid: Tensor | None = No
     """
     if not x_ND.is_floating_point():
         raise ConfigError(f"dropout needs float rows, has {x_ND.dtype}")
+    if gid is not None and (gid.dtype != torch.int64 or gid.shape != x_ND.shape[:1]):
+        kind = str(gid.dtype).removeprefix("torch.")
+        raise ConfigError(f"row ids need int64 [{x_ND.shape[0]}], have {kind} {list(gid.shape)}")
     if threshold(p) == 0:
         return x_ND
     flat = x_ND.reshape(x_ND.shape[0], -1) if x_ND.numel() else x_ND.reshape(x_ND.shape[0], 0)

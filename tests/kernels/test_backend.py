@@ -1,0 +1,86 @@
+"""The choice of backend: explicit, logged once, never silently another one."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from tests.kernels.blocks import ragged
+from tiergnn.errors import ConfigError
+from tiergnn.kernels import backend
+from tiergnn.kernels.aggregate import aggregate
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """No choice made or announced yet."""
+    monkeypatch.delenv("TIERGNN_BACKEND", raising=False)
+    monkeypatch.setattr(backend, "_announced", set())
+
+
+def test_by_device(monkeypatch):
+    monkeypatch.setattr(backend, "find_spec", lambda name: object())
+    assert backend.choose(CPU) == "cpu"
+    assert backend.choose(CUDA) == "gpu"
+    assert backend.choose(torch.device("meta")) == "reference"
+
+
+def test_cuda_without_triton_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    assert backend.choose(CUDA) == "reference"
+    assert backend.choose(CUDA) == "reference"
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "triton is not installed" in record.message
+    assert "pip install 'tiergnn[gpu]'" in record.message
+
+
+def test_each_choice_is_logged_once(caplog):
+    with caplog.at_level(logging.INFO, "tiergnn"):
+        for _ in range(3):
+            backend.choose(CPU)
+            with backend.use("reference"):
+                backend.choose(CPU)
+    assert [r.message for r in caplog.records] == [
+        "kernels on cpu run by the cpu backend, which suits the device",
+        "kernels on cpu run by the reference backend, as the caller asked",
+    ]
+
+
+def test_use_wins_over_the_environment(monkeypatch):
+    monkeypatch.setenv("TIERGNN_BACKEND", "reference")
+    assert backend.choose(CPU) == "reference"
+    with backend.use("cpu"):
+        assert backend.choose(CPU) == "cpu"
+        with backend.use("gpu"):
+            assert backend.choose(CPU) == "gpu"
+        assert backend.choose(CPU) == "cpu"
+    assert backend.choose(CPU) == "reference"
+
+
+def test_unknown_names_are_answered_with_the_known_ones(monkeypatch):
+    with pytest.raises(ConfigError, match="reference, cpu, gpu"), backend.use("cuda"):
+        pass
+    monkeypatch.setenv("TIERGNN_BACKEND", "gpuu")
+    with pytest.raises(ConfigError, match="unknown backend in TIERGNN_BACKEND 'gpuu'"):
+        backend.choose(CPU)
+
+
+def test_the_cpu_backend_cannot_read_a_gpu():
+    with backend.use("cpu"), pytest.raises(ConfigError, match="the tensors are on cuda"):
+        backend.choose(CUDA)
+
+
+def test_backward_runs_where_forward_ran(monkeypatch):
+    used = []
+    load = backend.load
+    monkeypatch.setattr(backend, "load", lambda op, name: used.append(name) or load(op, name))
+    x = torch.ones(2, 2, requires_grad=True)
+    with backend.use("reference"):
+        out = aggregate(ragged([1, 2], 2), x, reduce="mean")
+    out.sum().backward()
+    assert used == ["reference", "reference"]

@@ -1,0 +1,84 @@
+"""Spreading tasks over threads: every task once, errors come back, forks do not hang."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+
+import pytest
+import torch
+
+from tiergnn.kernels.threads import spread
+
+
+@pytest.fixture(autouse=True)
+def restore():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("num_tasks", [0, 1, 2, 3, 31, 32, 33, 1000])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_every_task_runs_once(num_threads, num_tasks):
+    torch.set_num_threads(num_threads)
+    runs = [0] * num_tasks
+
+    def work(first: int, last: int) -> None:
+        for task in range(first, last):
+            runs[task] += 1
+
+    spread(work, num_tasks)
+    assert runs == [1] * num_tasks
+
+
+def test_more_threads_than_one_take_part():
+    torch.set_num_threads(2)
+    names, both = set(), threading.Barrier(2, timeout=30)
+
+    def work(first: int, last: int) -> None:
+        if len(names) < 2:
+            names.add(threading.current_thread().name)
+            both.wait()
+
+    spread(work, 2)
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_an_error_comes_back_after_all_have_ended(num_threads):
+    torch.set_num_threads(num_threads)
+    running = []
+
+    def work(first: int, last: int) -> None:
+        running.append(first)
+        try:
+            if first == 0:
+                raise ValueError("task 0")
+        finally:
+            running.remove(first)
+
+    with pytest.raises(ValueError, match="task 0"):
+        spread(work, 100)
+    assert not running
+    spread(lambda first, last: None, 100)  # and the threads still serve
+
+
+def _child(queue) -> None:
+    done = []
+    spread(lambda first, last: done.extend(range(first, last)), 64)
+    queue.put(sorted(done))
+
+
+def test_a_forked_process_gets_threads_of_its_own():
+    torch.set_num_threads(2)
+    spread(lambda first, last: None, 64)  # the parent has a pool by now
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_child, args=(queue,))
+    child.start()
+    try:
+        assert queue.get(timeout=60) == list(range(64))
+    finally:
+        child.join(10)
+        child.kill()
