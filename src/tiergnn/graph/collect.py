@@ -14,7 +14,7 @@ import numpy as np
 from tiergnn.errors import GraphError
 from tiergnn.graph.assemble import ATTR, POSITION, WEIGHT
 from tiergnn.graph.formats.options import Options
-from tiergnn.graph.formats.source import Cursor, EdgeChunk, EdgeReader, Ids
+from tiergnn.graph.formats.source import Cursor, EdgeChunk, EdgeReader
 from tiergnn.graph.radix import pack, reverse
 from tiergnn.graph.runs import Column, Runs
 from tiergnn.graph.table import STORED
@@ -61,6 +61,7 @@ class Collector:
         entries = workspace.all(phase)
         self.seen = Seen(**entries[-1]["seen"]) if entries else Seen()
         self.seen.cursor = tuple(self.seen.cursor)
+        self._is_complete = bool(entries and entries[-1]["complete"])
         columns = []
         if reader.weight is not None:
             dtype = np.dtype(options.weight_dtype or reader.weight.dtype)
@@ -79,6 +80,8 @@ class Collector:
     def run(self, progress: Callable[[int, int], None]) -> Seen:
         """Raises GraphError at the first edge that cannot be, SparseIdsError."""
         seen = self.seen
+        if self._is_complete:
+            return seen
         keys: list[np.ndarray] = []
         rows: list[list[np.ndarray]] = []
         count = 0
@@ -124,8 +127,10 @@ class Collector:
     def _convert(self, chunk: EdgeChunk) -> tuple[np.ndarray, list[np.ndarray]]:
         """Checked keys and columns of a chunk; loops removed, reverses added as the user said."""
         options = self._options
-        src = self._checked(chunk, chunk.src, "source")
-        dst = self._checked(chunk, chunk.dst, "destination")
+        src, dst = chunk.src, chunk.dst
+        assert isinstance(src, np.ndarray)
+        assert isinstance(dst, np.ndarray)
+        self._check(chunk, {"source": src, "target": dst})
         self.seen.edges += src.size
         rows = []
         for column in self.runs.columns:
@@ -140,6 +145,8 @@ class Collector:
             stay = src != dst
             src, dst = src[stay], dst[stay]
             rows = [values[stay] for values in rows]
+        if options.one_based:
+            src, dst = src.astype(np.int64) - 1, dst.astype(np.int64) - 1
         keys = pack(src, dst)
         if options.undirected:
             both = np.empty(2 * keys.size, np.uint64)
@@ -151,46 +158,42 @@ class Collector:
             rows = [np.repeat(values, 2, axis=0)[stay] for values in rows]
         return keys, rows
 
-    def _checked(self, chunk: EdgeChunk, ids: Ids, end: str) -> np.ndarray:
-        """Ids of one end, from 0. Raises GraphError at the first that no node has."""
-        assert isinstance(ids, np.ndarray)
-        if ids.size == 0:
-            return ids
+    def _check(self, chunk: EdgeChunk, ends: dict[str, np.ndarray]) -> None:
+        """Raise GraphError at the first edge that names a node there is not, or SparseIdsError."""
         base = int(self._options.one_based)
-        low, high = int(ids.min()) - base, int(ids.max()) - base
         limit = MOST_NODES if self._num_nodes is None else self._num_nodes
-        if low < 0 or high >= limit:
-            if low >= 0 and self._may_relabel:
-                raise SparseIdsError
-            at = int(np.argmax((ids < base) | (ids >= limit + base)))
-            raise self._bad_id(int(ids[at]), end, chunk, at)
-        self.seen.max_id = max(self.seen.max_id, high)
-        return ids.astype(np.int64) - 1 if base else ids
+        lows = [int(ids.min()) - base for ids in ends.values() if ids.size]
+        highs = [int(ids.max()) - base for ids in ends.values() if ids.size]
+        self.seen.max_id = max([self.seen.max_id, *highs])
+        if min(lows, default=0) >= 0 and max(highs, default=-1) < limit:
+            return
+        if min(lows) >= 0 and self._may_relabel:
+            raise SparseIdsError
+        bad = {end: (ids < base) | (ids >= limit + base) for end, ids in ends.items()}
+        first = {end: int(np.argmax(at)) for end, at in bad.items() if at.any()}
+        end = min(first, key=lambda end: first[end])
+        raise self._bad_id(int(ends[end][first[end]]), end, chunk, first[end])
 
     def _bad_id(self, node: int, end: str, chunk: EdgeChunk, at: int) -> GraphError:
         base = int(self._options.one_based)
-        relabel = "ids='relabel', which takes any ids and keeps their map"
+        ways = ["ids='relabel', which takes any ids and keeps their map"]
         if node < base:
             problem = "is negative" if not base else "is below 1, and one_based=True"
-            hint = relabel
         elif self._num_nodes is None:
             problem = f"is too large: dense ids go up to {MOST_NODES - 1}"
-            hint = relabel
         else:
             last = self._num_nodes - 1 + base
             problem = f"is out of range: {self._counted_by} says {self._num_nodes} nodes, " + (
                 f"so ids are {base}..{last}" if self._num_nodes else "so no id can be"
             )
-            ways = (
-                [f"num_nodes={node + 1 - base} or more"] if self._counted_by == "num_nodes" else []
-            )
             if node == self._num_nodes and not base:
-                ways.append("one_based=True if ids count from 1")
-            hint = ", or ".join([*ways, relabel])
+                ways.insert(0, "one_based=True if ids count from 1")
+            if self._counted_by == "num_nodes":
+                ways.insert(0, f"num_nodes={node + 1 - base} or more")
         return GraphError(
             f"{end} id {node} {problem}",
             culprit=self._reader.place(int(chunk.positions()[at])),
-            hint=hint,
+            hint=", or ".join(ways),
         )
 
     def _weights(self, chunk: EdgeChunk, dtype: np.dtype) -> np.ndarray:
