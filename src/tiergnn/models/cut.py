@@ -372,9 +372,8 @@ def _operation_text(node: Node | None) -> str:
         weighted = ", weighted" if given["weight"] is not None else ""
         return f"{given['reduce']} of in-edges{weighted}"
     if node.target in (ops.attend_gat, ops.attend_gatv2):
-        return (
-            f"{name_of(node.target).removeprefix('attend_')} of {fact(node).value.shape[1]} heads"
-        )
+        kind, heads = name_of(node.target).removeprefix("attend_"), fact(node).value.shape[1]
+        return f"{kind} of {heads} head{'s' if heads > 1 else ''}"
     if node.target is moments:
         return "moments of all rows"
     layer = given["layer"]

@@ -39,7 +39,10 @@ class Edges(NamedTuple):
 _made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def edges_of(graph: Any, num_src: int, num_dst: int | None = None) -> Edges:
+_GIVEN = "the edge_index that forward is given"
+
+
+def edges_of(graph: Any, num_src: Any, num_dst: int | None = None) -> Edges:
     """The Block of a Block (in whose order rows of edges are) or of an edge_index [2, E].
 
     ``num_dst`` defaults to ``num_src``. A block is made once for a tensor that is not changed.
@@ -47,6 +50,8 @@ def edges_of(graph: Any, num_src: int, num_dst: int | None = None) -> Edges:
     """
     if isinstance(graph, Block) or issubclass(type(graph), Proxy):
         return Edges(graph, None)
+    if issubclass(type(num_src), Proxy):
+        num_src.tracer.refuse("a layer is called on edges that are not the graph's", hint=_GIVEN)
     num_dst = num_src if num_dst is None else num_dst
     if not isinstance(graph, Tensor) or graph.layout != torch.strided:
         raise ConfigError(

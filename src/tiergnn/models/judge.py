@@ -14,7 +14,7 @@ from tiergnn.errors import ConfigError
 from tiergnn.kernels import backend
 from tiergnn.kernels.block import Block
 from tiergnn.models import rowlocal
-from tiergnn.models.arguments import WAY_OUT, Several, call_text, examples, fill, spread
+from tiergnn.models.arguments import WAY_OUT, Several, call_text, examples, fill, spread, traced_in
 from tiergnn.models.rowlocal import NotRowLocalError, Sample, words
 from tiergnn.models.traced import Fact, fact, is_traced
 
@@ -42,9 +42,18 @@ class Judge:
         self._generator = torch.Generator().manual_seed(0)
 
     def call(
-        self, target: Any, call: Callable[..., Any], nodes: list[Node], args: tuple, kwargs: dict
+        self,
+        target: Any,
+        call: Callable[..., Any],
+        nodes: list[Node],
+        args: tuple,
+        kwargs: dict,
+        listed: bool = False,
     ) -> Fact | Several:
-        """The facts of what ``call`` gives; ``target`` is its name, ``nodes`` what it reads."""
+        """The facts of what ``call`` gives; ``target`` is its name, ``nodes`` what it reads.
+
+        ``listed`` when it is known already to be one that can be row-local.
+        """
         label = (target, args, kwargs)
         kinds = {fact(node).kind for node in nodes}
         if kinds & {"graph", "key"}:
@@ -53,7 +62,8 @@ class Judge:
             self.tracer.refuse("rows of nodes and of edges meet", call=label, hint=_GATHERS)
         of_edges = bool(kinds & {"edges", "edge count"})
         rows = self.probe.edges if of_edges else self.probe.rows
-        self._check(target, kinds, args, kwargs)
+        if not listed and not kinds <= {"whole"}:
+            self._check(target, kinds, args, kwargs)
 
         def run(given: Any) -> Any:
             return call(*given[0], **given[1])
@@ -90,8 +100,6 @@ class Judge:
             self.tracer.refuse(
                 "a number depends on how many rows there are", call=label, hint=WAY_OUT
             )
-        if hasattr(target, "operation") or (isinstance(target, str) and "." in target):
-            return  # ours, or a module, which was looked up already
         try:
             rowlocal.check_listed(target)
             if args and is_traced(args[0]) and fact(args[0].node).kind in ("rows", "edges"):
@@ -116,4 +124,17 @@ class Judge:
                 if label is None:
                     raise
                 count = self.probe.rows.count
-                self.tracer.refuse(f"it fails on V={count} rows: {error}", call=label)
+                self.tracer.refuse(
+                    f"it fails on a small graph of {count} nodes: {error}",
+                    call=label,
+                    hint=_row_table(label),
+                )
+
+
+def _row_table(label: tuple) -> str | None:
+    """What to say when a parameter looks like one row for every node of some graph."""
+    facts = [fact(traced.node) for traced in traced_in(label[1:])]
+    dims = {f.value.dim() for f in facts if f.kind == "rows"}
+    if any(f.kind == "whole" and f.value.dim() in dims and len(f.value) > 1 for f in facts):
+        return "learned rows of nodes are features, not parameters: train(features='embedding')"
+    return None

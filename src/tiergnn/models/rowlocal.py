@@ -38,7 +38,7 @@ _ALONG = """
 _SHAPE = """
     broadcast_to cat chunk column_stack concat concatenate expand expand_as flatten flip gather
     getitem hstack index_select movedim moveaxis narrow pad permute repeat reshape reshape_as roll
-    select split squeeze stack swapaxes swapdims take_along_dim tensor_split tile transpose unbind
+    select split squeeze stack swapaxes swapdims t take_along_dim tensor_split tile transpose unbind
     unflatten unsqueeze view view_as
 """
 _PRODUCTS = "addmm baddbmm bilinear bmm einsum embedding linear matmul mm mv"

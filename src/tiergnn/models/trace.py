@@ -59,9 +59,15 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor], *, training: bool) -> 
         except Exception as error:
             raise _explain(error, model) from error
     returned = next(n for n in graph.nodes if n.op == "output").args[0]
-    if not isinstance(returned, torch.fx.Node) or fact(returned).kind != "rows":
+    known = fact(returned) if isinstance(returned, torch.fx.Node) else None
+    if known is None or known.kind != "rows" or known.stale:
+        reason = "" if known is None else known.reason
+        if known is not None and known.stale:
+            reason = "it was changed in place through another view of it"
         raise ConfigError(
-            f"{type(model).__name__}.forward returns something else than one tensor of rows",
+            f"{type(model).__name__}.forward returns something else than one tensor of rows"
+            + (f": {reason}" if reason else ""),
+            culprit=known.place if known is not None else None,
             hint="return the output of every node, [V, ...]; losses and pooling go outside",
         )
     return cut(graph, root, training=training)
@@ -94,6 +100,9 @@ def _arguments(
     name = type(model).__name__
     parameters = inspect.signature(model.forward).parameters.values()
     plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not plain and hasattr(model, "signature"):  # PyG's Sequential, which lists them itself
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        plain = [inspect.Parameter(name, keyword) for name in model.signature.param_dict]  # pyright: ignore[reportAttributeAccessIssue]
     if any(p.kind is p.POSITIONAL_ONLY for p in plain):
         raise ConfigError(f"{name}.forward has positional-only parameters", hint="leave out the /")
     required = [p.name for p in plain if p.default is p.empty]
@@ -167,7 +176,7 @@ def _first(value: Tensor, count: int) -> Tensor:
 
 def _explain(error: Exception, model: nn.Module) -> ConfigError:
     hint = None
-    if "Traced" in str(error):
+    if isinstance(error, TypeError):
         hint = "tensors are made from others, as x.new_zeros(x.size(0), 3), not by torch.zeros"
     return ConfigError(
         f"the model cannot be traced: {type(error).__name__}: {error}",

@@ -98,6 +98,8 @@ class Traced(Proxy):
         return self.tracer.refuse("numel() depends on the number of rows", node=self.node)
 
     def __bool__(self) -> bool:
+        if fact(self.node).kind == "graph":
+            self.tracer.refuse_graph("bool(edge_index)")
         return self.tracer.refuse(
             "a branch depends on values", node=self.node, hint="torch.where, or a constant"
         )
@@ -105,6 +107,8 @@ class Traced(Proxy):
     def __len__(self) -> int:
         if fact(self.node).kind == "whole":
             return len(fact(self.node).value)
+        if fact(self.node).kind == "graph":
+            self.tracer.refuse_graph("len(edge_index)")
         return self.tracer.refuse(
             "len() must be a number, the rows are not counted yet", hint="x.size(0)"
         )
@@ -112,6 +116,8 @@ class Traced(Proxy):
     def __iter__(self) -> Iterator[Any]:
         if fact(self.node).kind == "whole":
             return iter(self[i] for i in range(len(self)))
+        if fact(self.node).kind == "graph":
+            self.tracer.refuse_graph("row, col = edge_index")
         return self.tracer.refuse("a loop over rows", node=self.node, hint=_BY_ROW)
 
     def __setitem__(self, index: Any, value: Any) -> None:

@@ -63,6 +63,12 @@ class ModelTracer(Tracer):
         if self.paused:
             return forward(*args, **kwargs)
         with self._inside(m) as path:
+            if path is None and next(m.parameters(), None) is not None:
+                self.refuse(
+                    f"{type(m).__name__} is no submodule of the model: its parameters would not "
+                    "be trained",
+                    hint="assign it to self, or keep it in a ModuleList",
+                )
             if isinstance(m, nn.Identity):
                 return args[0]
             if isinstance(m, nn.Dropout):
@@ -94,12 +100,6 @@ class ModelTracer(Tracer):
             m, path = copy.copy(m), None
             m.inplace = False  # pyright: ignore[reportArgumentType]
         if path is None:
-            if next(m.parameters(), None) is not None:
-                self.refuse(
-                    f"{type(m).__name__} is no submodule of the model: its parameters would not "
-                    "be trained",
-                    hint="assign it to self, or keep it in a ModuleList",
-                )
             path = self.get_fresh_qualname("_made_in_forward")
             setattr(self.root, path, m)
         return self.record("call_module", path, args, kwargs, in_place=in_place)
@@ -161,7 +161,9 @@ class ModelTracer(Tracer):
         if in_place and fact(args[0].node).kind == "whole":
             self.refuse("a parameter or a buffer is changed in place", hint="a new tensor")
         nodes = nodes_in(self, (args, kwargs))
-        known = self.judge.call(target, self._caller(kind, target), nodes, args, kwargs)
+        call = self._caller(kind, target)
+        listed = kind == "call_module"
+        known = self.judge.call(target, call, nodes, args, kwargs, listed)
         if isinstance(known, Several):
             whole = self._node(kind, target, args, kwargs, Fact("mixed", reason="a tuple"))
             parts = tuple(
@@ -180,7 +182,7 @@ class ModelTracer(Tracer):
         nodes = nodes_in(self, given)
         label = (function, (), given)
         if given.get("block") is not None and fact(given["block"].node).kind != "graph":
-            self.refuse("it is called on edges that are not the graph's", call=label)
+            self.refuse("a layer is called on edges that are not the graph's", hint=_GIVEN)
         if operation.kind == "structure":
             name = (function, tuple((k, v.node if is_traced(v) else v) for k, v in given.items()))
             if name not in self._made:
@@ -194,7 +196,7 @@ class ModelTracer(Tracer):
             given |= {"key": self.inputs["key"], "site": self.sites}
             self.sites += 1
         if operation.kind == "rows":
-            known = self.judge.call(function, function, nodes, (), given)
+            known = self.judge.call(function, function, nodes, (), given, listed=True)
         else:
             dry = {**given, "p": 0.0, "key": None} if "p" in given else given
             value = self.judge.example(function, dry)
@@ -281,7 +283,8 @@ class ModelTracer(Tracer):
         """Raise ConfigError with the operation, the line of the user's model and the way out."""
         text = call_text(*call) if call else ""
         if node is not None:
-            text = call_text(node.target, node.args, node.kwargs)
+            plain = node.op == "placeholder"
+            text = node.name if plain else call_text(node.target, node.args, node.kwargs)
         where = place_here("call_model")
         if self._path:
             where = f"{where}\n      in {self._path}" if where else self._path
@@ -303,4 +306,5 @@ _RANDOM_MODULES = (
     nn.Dropout2d,
     nn.Dropout3d,
 )
+_GIVEN = "the edge_index that forward is given"
 _DRAWS = "Dropout or F.dropout, whose masks are the same whatever computes them"
