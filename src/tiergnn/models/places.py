@@ -10,10 +10,8 @@ from types import FrameType, TracebackType
 
 import torch
 
-import tiergnn
-
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(tiergnn.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _READY_MODELS = tuple(os.path.join(_OURS, "models", name) for name in ("zoo.py", "stack.py"))
 _PYG = f"{os.sep}torch_geometric{os.sep}"
 
