@@ -63,6 +63,7 @@ class Pipeline:
         source = open_source(self._src, self._format, options, workspace.path)
         nodes = open_nodes(options, workspace.path) if options.nodes else None
         self._refuse_mixes(source, nodes)
+        source.notes += nodes.notes if nodes else []
         for note in source.notes:
             log.warning("%s", note)
         num_nodes, reader, collector = self._read(source, nodes)

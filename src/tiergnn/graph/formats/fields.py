@@ -155,12 +155,14 @@ def split(
         needs = exactly or (max(columns, default=0) + 1)
         if fault == _QUOTE:
             problem = "a quote is not closed on its line, or text follows it"
+            hint = "quotes around the whole field, those inside it doubled"
         else:
             problem = f"wanted {'' if exactly else 'at least '}{needs} columns, had {found}"
+            hint = "check the delimiter, or mend or remove the line"
         raise GraphError(
             f"{problem}: {content!r}",
             culprit=f"{path}, line {at_line}",
-            hint=None if fault == _QUOTE else "check the delimiter, or mend or remove the line",
+            hint=hint,
         )
     return Fields(
         path=path,
