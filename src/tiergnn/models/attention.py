@@ -131,7 +131,7 @@ class GATConv(nn.Module):
         if edge_attr is None or self.lin_edge is None:
             return None, None
         edge_attr = _columns(sides.edges.rows(edge_attr))
-        ensure(self.lin_edge, edge_attr.shape[-1])
+        ensure(self.lin_edge, edge_attr)
         weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
         fold = (weight * self.att_edge.view(self.heads, self.out_channels, 1)).sum(1).t()
         if not self.add_self_loops or self.fill_value == "mean":
@@ -224,7 +224,7 @@ class GATv2Conv(nn.Module):
             if self.lin_edge is None:
                 raise ConfigError("GATv2Conv without edge_dim had edge_attr", hint="edge_dim=...")
             edge_attr = _columns(sides.edges.rows(edge_attr))
-            ensure(self.lin_edge, edge_attr.shape[-1])
+            ensure(self.lin_edge, edge_attr)
             weight = self.lin_edge.weight.t().reshape(-1, *heads)
             if self.add_self_loops and self.fill_value != "mean":
                 loop = ops.loop_attr(sides.block, edge_attr, fill=self.fill_value)

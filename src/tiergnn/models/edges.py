@@ -61,7 +61,9 @@ def edges_of(graph: Any, num_src: Any, num_dst: int | None = None) -> Edges:
     version = graph._version, num_src, num_dst
     if graph in _made and _made[graph][0] == version:
         return _made[graph][1]
-    edges = _build(graph.as_subclass(Tensor), num_src, num_dst)
+    # PyG's EdgeIndex wraps a tensor and has no memory of its own.
+    plain = graph.as_tensor() if hasattr(graph, "as_tensor") else graph  # pyright: ignore[reportAttributeAccessIssue]
+    edges = _build(plain, num_src, num_dst)
     _made[graph] = version, edges
     return edges
 

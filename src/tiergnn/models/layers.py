@@ -158,7 +158,7 @@ class SAGEConv(nn.Module):
         x_src = self.lin(sides.x_src).relu() if self.project else sides.x_src
         reduce = "sum" if self.aggr == "add" else self.aggr
         if reduce != "max" and self.out_channels < x_src.shape[-1]:
-            ensure(self.lin_l, x_src.shape[-1])
+            ensure(self.lin_l, x_src)
             out = ops.propagate(F.linear(x_src, self.lin_l.weight), sides.block, reduce=reduce)
             if self.lin_l.bias is not None:
                 out = out + self.lin_l.bias
@@ -250,7 +250,7 @@ class SGConv(nn.Module):
         weight = edges.rows(edge_weight)
         narrow_first = self.K > 0 and self.out_channels < x.shape[-1]
         if narrow_first:
-            ensure(self.lin, x.shape[-1])
+            ensure(self.lin, x)
             x = F.linear(x, self.lin.weight)
         for hop in range(self.K):
             last = narrow_first and hop == self.K - 1

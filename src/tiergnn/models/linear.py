@@ -6,10 +6,12 @@ Legend: D in-features, F out-features.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.functional import linear
 from torch.nn.parameter import Parameter, UninitializedParameter
 
@@ -88,7 +90,7 @@ class Linear(nn.Module):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        ensure(self, x.size(-1))
+        ensure(self, x)
         return linear(x, self.weight, self.bias)
 
     def materialize(self, width: int) -> None:
@@ -108,9 +110,12 @@ class Linear(nn.Module):
         return f"{self.in_channels}, {self.out_channels}, bias={self.bias is not None}"
 
 
-def ensure(lin: nn.Module, width: int) -> None:
-    """Give the weight of a lazy Linear, ours or PyG's, its shape before it is read directly."""
-    if isinstance(lin._parameters.get("weight"), UninitializedParameter):
+def ensure(lin: Any, x: Any) -> None:
+    """Give the weight of a lazy Linear, ours or PyG's, its shape by the rows it will be given."""
+    if not isinstance(lin._parameters.get("weight"), UninitializedParameter):
+        return
+    width = x.shape[-1]
+    with x.tracer.pause() if issubclass(type(x), Proxy) else nullcontext():
         if isinstance(lin, Linear):
             lin.materialize(width)
         else:  # PyG's, whose pre-forward hook this is

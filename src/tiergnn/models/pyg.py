@@ -349,7 +349,10 @@ def _untouched(layer: nn.Module) -> Iterator[Callable[[], list[str]]]:
         for m, before in kept:
             for name, value in list(vars(m).items()):
                 if value is not before.get(name) and _holds_tensor(value):
-                    vars(m)[name] = before.get(name)
+                    if name in before:
+                        vars(m)[name] = before[name]
+                    else:
+                        del vars(m)[name]
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)

@@ -110,28 +110,32 @@ def _arguments(
     if len(required) == 1 and required[0] not in _X and not takes_graph:
         data = TracedData(count, x=x, edge_index=block, adj_t=block, batch=None, **edges)
         return {required[0]: data}
+    roles = {p.name: _role(p.name) for p in plain}
+    for role in ("x", "graph"):  # whatever is required and has no telling name, in PyG's order
+        nameless = [p for p in required if roles[p] is None]
+        if role not in roles.values() and nameless:
+            roles[nameless[0]] = role
     given: dict[str, Any] = {}
-    for position, parameter in enumerate(plain):
-        known = parameter.name in required
-        if parameter.name in _X or (known and position == 0):
-            given[parameter.name] = x
-        elif parameter.name in _GRAPH or (known and position == 1):
-            given[parameter.name] = block
-        elif parameter.name in _EDGES:
-            value = edges[_EDGES[parameter.name]]
-            if value is not None:
-                given[parameter.name] = value
-            elif known:
-                raise ConfigError(
-                    f"{name}.forward needs {parameter.name}, which the graph does not have",
-                    hint=f"{parameter.name}=None in forward, or a graph with it",
-                )
-        elif known:
+    for parameter, role in roles.items():
+        if role in ("x", "graph"):
+            given[parameter] = x if role == "x" else block
+        elif role is not None and edges[role] is not None:
+            given[parameter] = edges[role]
+        elif parameter in required:
+            lacking = "which the graph does not have" if role else "which is nothing of a graph"
             raise ConfigError(
-                f"{name}.forward needs {parameter.name!r}, which is nothing that a graph has",
-                hint="x, edge_index, edge_weight, edge_attr, or one data; else give it a default",
+                f"{name}.forward needs {parameter}, {lacking}",
+                hint=f"{parameter}=None in forward; it gets x, edge_index, edge_weight, edge_attr, "
+                "or one data with all of them",
             )
     return given
+
+
+def _role(name: str) -> str | None:
+    """What a parameter of this name takes: x, graph, edge_weight, edge_attr."""
+    if name in _X:
+        return "x"
+    return "graph" if name in _GRAPH else _EDGES.get(name)
 
 
 def _probe(model: nn.Module, inputs: Mapping[str, Tensor]) -> Probe:
