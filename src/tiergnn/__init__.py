@@ -19,12 +19,12 @@ from tiergnn.errors import (
 from tiergnn.version import __version__
 
 if TYPE_CHECKING:
+    from tiergnn import nn
     from tiergnn.api import evaluate, predict, resume, train
     from tiergnn.graph import generate
     from tiergnn.graph.csr import Graph
     from tiergnn.graph.ingest import ingest
     from tiergnn.graph.partition import partition
-    from tiergnn.models import layers as nn
     from tiergnn.models import zoo
     from tiergnn.models.trace import trace
     from tiergnn.training.run import Run
@@ -36,7 +36,7 @@ _LAZY = {
     "evaluate": "tiergnn.api:evaluate",
     "generate": "tiergnn.graph.generate",
     "ingest": "tiergnn.graph.ingest:ingest",
-    "nn": "tiergnn.models.layers",
+    "nn": "tiergnn.nn",
     "partition": "tiergnn.graph.partition:partition",
     "predict": "tiergnn.api:predict",
     "resume": "tiergnn.api:resume",
