@@ -400,3 +400,62 @@ def test_tensorboard_that_is_not_installed(small, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
     with pytest.raises(ConfigError, match=r"pip install 'tiergnn\[tensorboard\]'"):
         tg.train(small, "gcn", epochs=1, out=tmp_path / "r", tensorboard=True, **QUIET)
+
+
+def test_two_processes_do_not_train_in_one_folder(small, tmp_path):
+    out = tmp_path / "r"
+    told = []
+
+    def meddle(record):
+        for call in (
+            lambda: tg.resume(out, graph=small, **QUIET),
+            lambda: tg.train(small, "gcn", epochs=1, out=out, overwrite=True, **QUIET),
+        ):
+            with pytest.raises(StoreError, match="another process is training") as error:
+                call()
+            told.append(error)
+
+    tg.train(small, "gcn", epochs=2, out=out, progress=meddle)
+    assert len(told) == 4
+    assert len(tg.resume(out, graph=small, **QUIET).history) == 2
+
+
+@pytest.mark.parametrize("name", ["mkdir", "run.json", "log.jsonl"])
+def test_a_folder_that_may_not_be_written(small, tmp_path, monkeypatch, name):
+    """Root may write anywhere, so the refusal is the file system's, injected."""
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    if name == "mkdir":
+        monkeypatch.setattr(Path, "mkdir", refuse)
+    else:
+        replace_file = os.replace
+        monkeypatch.setattr(
+            files.os,
+            "replace",
+            lambda a, b: refuse() if Path(b).name == name else replace_file(a, b),
+        )
+    with pytest.raises(StoreError) as error:
+        tg.train(small, "gcn", epochs=2, out=tmp_path / "r", **QUIET)
+    assert "Permission denied" in str(error.value)
+    assert "may write to" in str(error.value)
+
+
+def test_lazy_layers_are_resumed(small, tmp_path, caplog):
+    class Lazy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = tg.nn.SAGEConv(-1, 8)
+            self.last = nn.LazyLinear(5)
+
+        def forward(self, x, edge_index):
+            return self.last(self.first(x, edge_index).relu())
+
+    options = {"epochs": 6, "checkpoint_every": 2}
+    straight = tg.train(small, Lazy(), **options, out=tmp_path / "a", **QUIET)
+    crash(3, graph=small, model=Lazy(), out=tmp_path / "b", **options)
+    with caplog.at_level(logging.WARNING, "tiergnn"):
+        resumed = tg.resume(tmp_path / "b", graph=small, model=Lazy(), **QUIET)
+    assert resumed.losses == straight.losses
+    assert "was trained as" not in caplog.text

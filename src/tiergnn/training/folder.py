@@ -10,9 +10,13 @@ tensorboard/     when asked for
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import io
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,8 @@ from tiergnn.training.files import json_bytes, read_json, unwritable, write_whol
 
 FORMAT = "tiergnn-run"
 VERSION = 1
+# What a file system without locks, or without locks of folders, answers.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 _OURS = ("run.json", "log.jsonl", "result.json", "splits.npz", "checkpoints", "tensorboard")
 
 
@@ -91,6 +97,31 @@ class RunFolder:
             )
         return folder, record
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, no other process trains in this folder. Raises StoreError when one does."""
+        try:
+            handle = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(handle)
+            raise StoreError(
+                "another process is training in this run folder",
+                culprit=str(self.path),
+                hint="wait for it or stop it; then resume",
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(handle)
+                raise unwritable(self.path, error) from error
+        try:
+            yield
+        finally:
+            os.close(handle)  # which gives the lock back, as the end of the process would
+
     def splits(self) -> dict[str, np.ndarray]:
         """The ids that the caller gave. Raises StoreError."""
         path = self.path / "splits.npz"
@@ -128,12 +159,12 @@ class RunFolder:
                 culprit=str(self.path),
                 hint=f"go on with it: tiergnn resume {self.path}; or overwrite=True (--overwrite)",
             )
-        for name in _OURS:
-            item = self.path / name
-            try:
-                if item.is_dir():
-                    shutil.rmtree(item)
-                else:
-                    item.unlink(missing_ok=True)
-            except OSError as error:
-                raise unwritable(item, error) from error
+        with self.held():
+            for item in (self.path / name for name in _OURS):
+                try:
+                    if item.is_dir():
+                        shutil.rmtree(item)
+                    else:
+                        item.unlink(missing_ok=True)
+                except OSError as error:
+                    raise unwritable(item, error) from error

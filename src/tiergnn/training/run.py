@@ -170,7 +170,10 @@ def start(
             },
         }
         given = splits if isinstance(options.split, Mapping) else None
-        trainer.keep_in(RunFolder.create(out, record, given, overwrite=overwrite))
+        folder = RunFolder.create(out, record, given, overwrite=overwrite)
+        trainer.keep_in(folder)
+        with folder.held():
+            return _finish(trainer, graph, options, progress)
     return _finish(trainer, graph, options, progress)
 
 
@@ -199,16 +202,18 @@ def restart(
     graph = _recorded_graph(record, graph, must_match=True)
     splits = choose_splits(graph, options.split, options.seed)
     trainer = _trainer(graph, splits, _recorded_model(record, model, options), options)
+    _compare_text(record, trainer.resident.model)
     trainer.keep_in(folder)
-    trainer.restore()
-    done = trainer.progress.epoch
-    if options.epochs < done:
-        raise ConfigError(f"the run has done {done} epochs, more than {options.epochs}")
-    if options.epochs != record["options"]["epochs"]:  # a later resume goes on to it, too
-        folder.rewrite({**record, "options": {**record["options"], "epochs": options.epochs}})
-    if trainer.progress.finished == "epochs" and options.epochs > done:
-        trainer.progress.finished = None
-    return _finish(trainer, graph, options, progress)
+    with folder.held():
+        trainer.restore()
+        done = trainer.progress.epoch
+        if options.epochs < done:
+            raise ConfigError(f"the run has done {done} epochs, more than {options.epochs}")
+        if options.epochs != record["options"]["epochs"]:  # a later resume goes on to it, too
+            folder.rewrite({**record, "options": {**record["options"], "epochs": options.epochs}})
+        if trainer.progress.finished == "epochs" and options.epochs > done:
+            trainer.progress.finished = None
+        return _finish(trainer, graph, options, progress)
 
 
 def reopen(
@@ -240,6 +245,7 @@ def reopen(
             f"the run was trained on {ready['in_channels']} features a node, this graph has {width}"
         )
     held = resident(graph, module, options)
+    _compare_text(record, module)
     weights, state = Checkpoints(folder.checkpoints).load_best()
     load_weights(held, weights, str(folder.checkpoints))
     progress = Progress(**state["progress"])
@@ -327,6 +333,14 @@ def _recorded_model(
                 hint="build it again and give it: model=...",
             )
         return build(kept["ready"], options.seed)
-    if repr(model) != kept["text"]:
-        _log.warning("the model reads\n%r\nand was trained as\n%s", model, kept["text"])
     return model
+
+
+def _compare_text(record: Mapping[str, Any], model: nn.Module) -> None:
+    """Say when a model prints otherwise than the one trained: options that no weight tells of.
+
+    For after it was traced, when lazy layers have their sizes.
+    """
+    text = record["model"]["text"]
+    if repr(model) != text:
+        _log.warning("the model reads\n%r\nand was trained as\n%s", model, text)
