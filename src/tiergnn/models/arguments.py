@@ -115,8 +115,10 @@ def call_text(target: Any, args: Any, kwargs: Any) -> str:
     """A call for people: names of nodes for tensors."""
 
     def show(value: Any) -> str:
-        if is_traced(value) or isinstance(value, Node):
-            return (value.node if is_traced(value) else value).name
+        if isinstance(value, Node):
+            return value.name
+        if is_traced(value):
+            return value.node.name
         if isinstance(value, (tuple, list)):
             return "(" + ", ".join(map(show, value)) + ")"
         return "..." if isinstance(value, (Tensor, nn.Module)) else str(value)

@@ -29,6 +29,7 @@ class GATConv(nn.Module):
 
     lin_edge: Linear | None
     res: Linear | None
+    bias: Parameter | None
 
     def __init__(
         self,
@@ -151,6 +152,7 @@ class GATv2Conv(nn.Module):
 
     lin_edge: Linear | None
     res: Linear | None
+    bias: Parameter | None
 
     def __init__(
         self,

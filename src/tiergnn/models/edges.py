@@ -52,18 +52,18 @@ def edges_of(graph: Any, num_src: Any, num_dst: int | None = None) -> Edges:
         return Edges(graph, None)
     if issubclass(type(num_src), Proxy):
         num_src.tracer.refuse("a layer is called on edges that are not the graph's", hint=_GIVEN)
-    num_dst = num_src if num_dst is None else num_dst
+    count: int = num_src if num_dst is None else num_dst
     if not isinstance(graph, Tensor) or graph.layout != torch.strided:
         raise ConfigError(
             f"edge_index needs an integer tensor [2, num_edges] or a Block, had {_name(graph)}",
             hint="torch_geometric.utils.to_edge_index(adj_t), rows swapped",
         )
-    version = graph._version, num_src, num_dst
+    version = graph._version, num_src, count
     if graph in _made and _made[graph][0] == version:
         return _made[graph][1]
     # PyG's EdgeIndex wraps a tensor and has no memory of its own.
     plain = graph.as_tensor() if hasattr(graph, "as_tensor") else graph  # pyright: ignore[reportAttributeAccessIssue]
-    edges = _build(plain, num_src, num_dst)
+    edges = _build(plain, num_src, count)
     _made[graph] = version, edges
     return edges
 

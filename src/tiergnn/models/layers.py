@@ -40,6 +40,8 @@ class GCNConv(nn.Module):
     plain weighted sum. What depends on the graph alone is always kept, ``cached`` or not.
     """
 
+    bias: Parameter | None
+
     def __init__(
         self,
         in_channels: int,

@@ -71,7 +71,7 @@ class Linear(nn.Module):
         if in_channels >= 0:
             self.weight = Parameter(torch.empty(out_channels, in_channels))
         else:
-            self.weight = UninitializedParameter()
+            self.weight = UninitializedParameter()  # pyright: ignore[reportAttributeAccessIssue]
         if bias:
             self.bias = Parameter(torch.empty(out_channels))
         else:
@@ -99,12 +99,14 @@ class Linear(nn.Module):
         self.weight.materialize((self.out_channels, width))  # pyright: ignore[reportAttributeAccessIssue]
         self.reset_parameters()
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: Any, *args: Any, **kwargs: Any
+    ) -> None:
         stored = state_dict.get(prefix + "weight")
         lazy = isinstance(self.weight, UninitializedParameter)
         if lazy and stored is not None and not isinstance(stored, UninitializedParameter):
             self.materialize(stored.size(-1))
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, bias={self.bias is not None}"

@@ -6,13 +6,16 @@ their own moments, combine them, and go on.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from tiergnn.models.moments import affine_rows, moments, unless_single
 from tiergnn.models.rowlocal import words
+
+if TYPE_CHECKING:
+    from tiergnn.models.tracer import ModelTracer
 
 _PYG = words(
     "BatchNorm GraphNorm GraphSizeNorm InstanceNorm LayerNorm MeanSubtractionNorm PairNorm"
@@ -28,7 +31,9 @@ def is_norm(m: nn.Module) -> bool:
     return home and type(m).__name__ in _PYG | _REFUSED
 
 
-def normalize(tracer: Any, m: Any, x: Any, batch: Any = None, batch_size: Any = None) -> Any:
+def normalize(
+    tracer: ModelTracer, m: Any, x: Any, batch: Any = None, batch_size: Any = None
+) -> Any:
     """The module's output for traced rows x [V, D], with a statistic as a stage of its own."""
     name = type(m).__name__
     if batch is not None:
@@ -74,10 +79,10 @@ def normalize(tracer: Any, m: Any, x: Any, batch: Any = None, batch_size: Any = 
     return affine_rows(x, mean, one * m.scale * (m.eps + var.sum()).rsqrt())
 
 
-def _batch_norm(tracer: Any, m: Any, x: Any, single: bool = False) -> Any:
+def _batch_norm(tracer: ModelTracer, m: Any, x: Any, single: bool = False) -> Any:
     """BatchNorm: of all rows in training, of the running statistics in evaluation."""
     with tracer.pause():  # a lazy one takes its width from x
-        if isinstance(m, nn.modules.lazy.LazyModuleMixin) and m.has_uninitialized_params():
+        if any(map(nn.parameter.is_lazy, (*m.parameters(), *m.buffers()))):
             was = m.training
             m.eval()(tracer.example(x))
             m.train(was)
@@ -100,7 +105,7 @@ def _batch_norm(tracer: Any, m: Any, x: Any, single: bool = False) -> Any:
     return affine_rows(x, mean, scale, m.bias)
 
 
-def _check_rows(tracer: Any, name: str, x: Any) -> None:
+def _check_rows(tracer: ModelTracer, name: str, x: Any) -> None:
     if x.dim() != 2:
         tracer.refuse(f"{name} over rows of {x.dim() - 1} dimensions", hint="flatten(1) first")
 

@@ -40,18 +40,19 @@ def operation(**facts: Any) -> Callable[[Callable], Callable]:
             bound.apply_defaults()
             return tracer.call_operation(call, bound.arguments)
 
-        call.operation = Operation(**facts)  # pyright: ignore[reportFunctionMemberAccess]
-        return call
+        declared: Any = call
+        declared.operation = Operation(**facts)
+        return declared
 
     return declare
 
 
 def _tracer(values: tuple[Any, ...]) -> Any:
     for value in values:
-        if isinstance(value, tuple) and (tracer := _tracer(value)) is not None:
-            return tracer
         if issubclass(type(value), Proxy):
             return value.tracer
+        if isinstance(value, tuple) and (tracer := _tracer(value)) is not None:
+            return tracer
     return None
 
 

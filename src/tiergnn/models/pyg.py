@@ -15,7 +15,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from tiergnn.models.operation import kept, operation
 from tiergnn.models.options import unlike_ours
 from tiergnn.models.parts import part_of
 from tiergnn.models.traced import fact, is_traced
+
+if TYPE_CHECKING:
+    from tiergnn.models.tracer import ModelTracer
 
 _SUPPORTED = (
     f"{', '.join(LAYERS)}; or any MessagePassing layer whose output rows depend on their own "
@@ -73,7 +76,7 @@ class Signature(NamedTuple):
     values: tuple[Any, ...]
 
 
-def call_layer(tracer: Any, m: nn.Module, args: tuple, kwargs: dict) -> Any:
+def call_layer(tracer: ModelTracer, m: nn.Module, args: tuple, kwargs: dict) -> Any:
     """One node for a layer as it stands; refuses one that no part could run."""
     name = type(m).__name__
     if getattr(m, "flow", "source_to_target") != "source_to_target":

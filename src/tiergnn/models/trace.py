@@ -100,9 +100,10 @@ def _arguments(
     name = type(model).__name__
     parameters = inspect.signature(model.forward).parameters.values()
     plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if not plain and hasattr(model, "signature"):  # PyG's Sequential, which lists them itself
+    listed: Any = getattr(model, "signature", None)
+    if not plain and listed is not None:  # PyG's Sequential, which lists them itself
         keyword = inspect.Parameter.KEYWORD_ONLY
-        plain = [inspect.Parameter(name, keyword) for name in model.signature.param_dict]  # pyright: ignore[reportAttributeAccessIssue]
+        plain = [inspect.Parameter(argument, keyword) for argument in listed.param_dict]
     if any(p.kind is p.POSITIONAL_ONLY for p in plain):
         raise ConfigError(f"{name}.forward has positional-only parameters", hint="leave out the /")
     required = [p.name for p in plain if p.default is p.empty]

@@ -44,7 +44,7 @@ class Traced(Proxy):
     tracer: Any
 
     @property
-    def __class__(self) -> type:
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
         # So that isinstance(x, Tensor) in a model says what it does outside of a trace.
         kinds = {"count": int, "edge count": int}
         return kinds.get(fact(self.node).kind, Tensor)
@@ -115,7 +115,7 @@ class Traced(Proxy):
 
     def __iter__(self) -> Iterator[Any]:
         if fact(self.node).kind == "whole":
-            return iter(self[i] for i in range(len(self)))
+            return iter(self[i] for i in range(len(self)))  # pyright: ignore[reportIndexIssue]
         if fact(self.node).kind == "graph":
             self.tracer.refuse_graph("row, col = edge_index")
         return self.tracer.refuse("a loop over rows", node=self.node, hint=_BY_ROW)
@@ -139,12 +139,17 @@ class Traced(Proxy):
 
     @classmethod
     def __torch_function__(
-        cls, orig_method: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+        cls,
+        orig_method: Any,
+        types: Any,
+        args: tuple | None = None,
+        kwargs: dict | None = None,
     ) -> Any:
-        tracer = next(a.tracer for a in _leaves((args, kwargs or {})))
+        args, kwargs = args or (), kwargs or {}
+        tracer = next(a.tracer for a in _leaves((args, kwargs)))
         if is_tensor_method_or_property(orig_method):
-            return tracer.record("call_method", orig_method.__name__, args, kwargs or {})
-        return tracer.record("call_function", orig_method, args, kwargs or {})
+            return tracer.record("call_method", orig_method.__name__, args, kwargs)
+        return tracer.record("call_function", orig_method, args, kwargs)
 
 
 _BY_ROW = "work on whole rows with tensor operations"

@@ -197,6 +197,7 @@ class ModelTracer(Tracer):
             self.sites += 1
         if operation.kind == "rows":
             known = self.judge.call(function, function, nodes, (), given, listed=True)
+            assert isinstance(known, Fact)
         else:
             dry = {**given, "p": 0.0, "key": None} if "p" in given else given
             value = self.judge.example(function, dry)
