@@ -1,0 +1,118 @@
+"""Training on CUDA: the numbers of the CPU, the same bits twice, and memory that is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import tiergnn as tg
+from tests.training.models import community, same_bits, weights
+from tiergnn.errors import PlanError
+from tiergnn.graph.table import Table
+from tiergnn.models import zoo
+from tiergnn.runtime.executor import Resident
+
+pytestmark = pytest.mark.gpu
+QUIET = {"progress": False}
+SPECS = {
+    "gcn": {"name": "gcn", "hidden_channels": 16},
+    "sage": {"name": "sage", "hidden_channels": 16},
+    "gat": {"name": "gat", "hidden_channels": 8, "heads": 2},
+    "gatv2": {"name": "gatv2", "hidden_channels": 8, "heads": 2},
+    "gin": {"name": "gin", "hidden_channels": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return community(2_000)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_numbers_of_the_cpu(graph, name):
+    """With dropout: its masks are the same on either device."""
+    options = {"epochs": 10, "seed": 3, "dtype": "float64", **QUIET}
+    cpu = tg.train(graph, SPECS[name], device="cpu", **options)
+    gpu = tg.train(graph, SPECS[name], device="cuda", **options)
+    np.testing.assert_allclose(gpu.losses, cpu.losses, rtol=1e-8)
+    np.testing.assert_allclose(gpu.predict(), cpu.predict(), rtol=1e-6, atol=1e-8)
+    assert gpu.metrics["test"]["accuracy"] == cpu.metrics["test"]["accuracy"]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_same_seed_gives_the_same_bits(graph, name):
+    runs = [tg.train(graph, SPECS[name], device="cuda", epochs=20, seed=1, **QUIET) for _ in "ab"]
+    assert runs[0].losses == runs[1].losses
+    assert same_bits(weights(runs[0].model), weights(runs[1].model))
+    assert runs[0].metrics == runs[1].metrics
+
+
+def test_a_resumed_run_is_the_unbroken_one(graph, tmp_path):
+    def crash(record):
+        if record["epoch"] == 7:
+            raise RuntimeError("crash")
+
+    options = {"epochs": 10, "scheduler": "cosine", "device": "cuda", "checkpoint_every": 5}
+    straight = tg.train(graph, SPECS["gat"], out=tmp_path / "a", **options, **QUIET)
+    with pytest.raises(RuntimeError, match="crash"):
+        tg.train(graph, SPECS["gat"], out=tmp_path / "b", progress=crash, **options)
+    resumed = tg.resume(tmp_path / "b", graph=graph, **QUIET)
+    assert resumed.losses == straight.losses
+    assert same_bits(weights(resumed.model), weights(straight.model))
+    # A run from one device is evaluated on another.
+    on_cpu = tg.predict(tmp_path / "b", graph=graph, device="cpu")
+    np.testing.assert_allclose(on_cpu, straight.predict(), rtol=1e-4, atol=1e-4)
+
+
+def test_auto_is_cuda_and_the_peak_is_told(graph):
+    run = tg.train(graph, SPECS["gcn"], epochs=2, **QUIET)
+    assert {p.device.type for p in run.model.parameters()} == {"cuda"}
+    assert run.peak_bytes["device"] > graph.topology_bytes
+    assert run.peak_bytes["host"] >= 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "uint8", "bool"])
+def test_features_travel_and_stay_in_their_stored_width(graph, dtype):
+    values = (np.abs(graph.x.data) * 4).astype(np.uint8).clip(0, 1 if dtype == "bool" else 15)
+    scale = 0.25 if dtype.endswith("int8") else None
+    narrow = replace(graph, x=Table.from_array(values.astype(dtype), scale=scale))
+    wide = replace(graph, x=Table.from_array(narrow.x.decode()))
+    model = zoo.build("gcn", graph.x.width, 5)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    held = Resident(model, narrow, device="cuda")
+    assert held.held_bytes["features"] == narrow.x.data.nbytes
+    taken = torch.cuda.memory_allocated() - before
+    assert taken < graph.topology_bytes * 4 + narrow.x.data.nbytes + 200_000
+    want = Resident(model, wide, device="cuda").infer()
+    torch.testing.assert_close(held.infer(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_what_does_not_fit_is_one_plan_error_and_the_device_stays_usable():
+    graph = community(200_000, degree=4.0)
+    spec = {"name": "gcn", "hidden_channels": 256, "num_layers": 4}
+    with pytest.raises(PlanError, match="needs at least"):
+        tg.train(graph, spec, device="cuda", device_memory="1MiB", epochs=1, **QUIET)
+    with pytest.raises(PlanError, match="ran out of memory while"):
+        tg.train(graph, spec, device="cuda", device_memory="300MiB", epochs=1, **QUIET)
+    run = tg.train(graph, spec, device="cuda", epochs=1, **QUIET)
+    assert run.peak_bytes["device"] > 300 * 1024**2
+
+
+def test_a_budget_that_suffices_holds():
+    graph = community(100_000, degree=4.0)
+    run = tg.train(graph, SPECS["gcn"], device="cuda", device_memory="400MiB", epochs=2, **QUIET)
+    assert run.peak_bytes["device"] <= 400 * 1024**2
+
+
+def test_learned_rows_and_lbfgs(graph):
+    bare = replace(graph, x=None)
+    options = {"features": "embedding:8", "epochs": 10, "device": "cuda", "lr": 0.05}
+    run = tg.train(bare, SPECS["gcn"], **options, **QUIET)
+    assert run.losses[-1] < run.losses[0]
+    run = tg.train(graph, {**SPECS["gcn"], "dropout": 0.0}, optimizer="lbfgs", epochs=2,
+                   device="cuda", **QUIET)  # fmt: skip
+    assert run.losses[-1] < run.losses[0]
