@@ -47,7 +47,8 @@ args = parser.parse_args()
 graph = tg.generate.sbm(args.num_nodes, num_classes=4, degree=10, seed=7)
 torch.manual_seed(0)
 model = Net(graph.x.width, 32, graph.num_classes)
-print(tg.trace(model, training=True))  # where the model is cut into stages
+x = torch.from_numpy(graph.x.decode())
+print(tg.trace(model, {"x": x}, training=True))  # the stages that the model is cut into
 
 run = tg.train(graph, model, epochs=args.epochs, progress=False)
 print(f"test accuracy {run.metrics['test']['accuracy']:.4f}")

@@ -204,7 +204,8 @@ def ingest(
 ) -> None:
     """Turn a graph in any known format into a graph folder, under a memory cap.
 
-    FORMATS
+    Reads text edge lists (SNAP's, .gz too), CSV and TSV, Parquet, .npy and .npz, Matrix Market,
+    METIS .graph, PyG's tensors in a .pt, OGB's extracted folders, and folders of NumPy arrays.
 
     Bad input is refused, with file, line or position, before anything is at OUT. An ingest that
     was killed goes on where it was when it is run again.

@@ -1,0 +1,3 @@
+from tests.command import cli
+
+__all__ = ["cli"]
