@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch_geometric.data import Data
 
 WIDTH, CLASSES, EDGE_WIDTH = 6, 4, 3
+DEGREES = torch.tensor([1, 5, 9, 3])
 
 
 class Loop(nn.Module):
@@ -166,6 +167,23 @@ class Stacked(nn.Module):
         return torch.where(left > 0, left, right - x.new_ones(x.shape[0], CLASSES)).clamp(max=3)
 
 
+class Dropped(nn.Module):
+    """Dropout of parameters, of edge weights and of edge features, all of them by row."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = pyg.GCNConv(WIDTH, 8)
+        self.conv2 = pyg.GATConv(8, CLASSES, edge_dim=EDGE_WIDTH)
+        self.mix = nn.Parameter(torch.randn(8, 8))
+        self.drop = nn.Dropout(0.25)
+
+    def forward(self, x, edge_index, edge_weight, edge_attr):
+        edge_weight = F.dropout(edge_weight, 0.3, self.training)
+        x = self.conv1(x, edge_index, edge_weight).tanh()
+        x = x @ F.dropout(self.mix, p=0.5, training=self.training)
+        return self.conv2(x, edge_index, self.drop(edge_attr))
+
+
 class Mean(pyg.MessagePassing):
     """A layer of the user's own, which we do not have."""
 
@@ -200,7 +218,7 @@ def call(net, name, x, edge_index, weight, attr):
     """The net outside of a trace, as its user calls it."""
     if name == "data":
         return net(Data(x=x, edge_index=edge_index, edge_weight=weight))
-    if name == "weighted":
+    if name in ("weighted", "dropped"):
         return net(x, edge_index, weight, attr)
     if name == "basic gatv2":
         return net(x, edge_index, edge_attr=attr)
@@ -209,7 +227,7 @@ def call(net, name, x, edge_index, weight, attr):
 
 def inputs_of(name, x, weight, attr):
     """What a graph gives the net."""
-    if name in ("data", "weighted", "basic gatv2"):
+    if name in ("data", "weighted", "dropped", "basic gatv2"):
         return {"x": x, "edge_weight": weight, "edge_attr": attr}
     return {"x": x}
 
@@ -234,6 +252,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "gin eps": lambda: Perceptron(train_eps=True),
     "data": OfData,
     "weighted": Weighted,
+    "dropped": Dropped,
     "shared": Shared,
     "stacked": Stacked,
     "sequential": _sequential,
@@ -242,6 +261,9 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "basic gin": lambda: pyg.models.GIN(WIDTH, 8, 2, CLASSES, 0.3, jk="lstm", act="elu"),
     "basic gat": lambda: pyg.models.GAT(WIDTH, 8, 3, CLASSES, 0.3, heads=2, norm="LayerNorm"),
     "basic gatv2": lambda: pyg.models.GAT(WIDTH, 8, 2, CLASSES, v2=True, edge_dim=EDGE_WIDTH),
+    "basic pna": lambda: pyg.models.PNA(
+        WIDTH, 8, 2, CLASSES, aggregators=["mean", "max"], scalers=["identity"], deg=DEGREES
+    ),
     "sgc": lambda: pyg.Sequential(
         "x, edge_index", [(pyg.SGConv(WIDTH, CLASSES, K=3), "x, edge_index -> x")]
     ),

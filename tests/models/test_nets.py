@@ -87,7 +87,7 @@ def test_equals_the_model(name, training, data, monkeypatch):
         for grads in (got_grads, want_grads):
             if "edge_weight" in grads:
                 grads["edge_weight"] = grads["edge_weight"].masked_fill(loops, 0)
-            if name == "weighted":
+            if name == "weighted":  # edge features are part of its edge weights
                 for key in ("edge_attr", "gate.weight", "gate.bias"):
                     grads.pop(key)
     assert got_grads.keys() == want_grads.keys()
@@ -203,3 +203,23 @@ def test_other_dtypes(dtype, data):
         got = trace(net, {"x": x}, training=False).run({"x": x}, block)
         assert got.dtype == dtype
         assert_close(got, want, 1e-5 if dtype == torch.float32 else 0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", NETS)
+def test_cuda_equals_the_cpu(name, training, data):
+    """The same values, masks and gradients on a CUDA device, whichever kernels it has."""
+    found = []
+    for device in ("cpu", "cuda"):
+        net = make(name).to(device)
+        values = (rows(data.num_nodes, WIDTH), data.weight, data.attr)
+        x, weight, attr = leaves(*(value.to(device) for value in values))
+        edges = edges_of(data.edge_index.to(device), data.num_nodes)
+        inputs = inputs_of(name, x, edges.rows(weight), edges.rows(attr))
+        program = trace(net, inputs, training=training)
+        out = program.run(inputs, edges.block, KEY)
+        grads = gradients(net, out, {"x": x, "edge_weight": weight, "edge_attr": attr})
+        found.append({"out": out} | grads)
+    for key, value in found[0].items():
+        assert_close(found[1][key].cpu(), value, 1e-10)
