@@ -245,6 +245,16 @@ def test_a_signal_writes_a_checkpoint_and_says_how_to_go_on(small, tmp_path, sig
         tg.train(small, spec, epochs=9, progress=StopAt(4, signum))
 
 
+def test_a_signal_that_the_process_ignores_stays_ignored(small):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run = tg.train(small, "gcn", epochs=4, progress=StopAt(2, signal.SIGINT))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(run.history) == 4
+
+
 def test_a_second_signal_stops_at_once(small, tmp_path):
     def impatient(record):
         os.kill(os.getpid(), signal.SIGINT)

@@ -11,7 +11,8 @@ from typing import Any
 class StopSignals:
     """While entered, the first SIGINT or SIGTERM sets ``signum``; a second one acts as ever.
 
-    Signals are the main thread's: in any other thread this does nothing.
+    Signals are the main thread's: in any other thread this does nothing. One that the process was
+    started to ignore (a background job, nohup) stays ignored.
     """
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -22,8 +23,9 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in self._SIGNALS}
-            for number in self._SIGNALS:
+            handlers = {number: signal.getsignal(number) for number in self._SIGNALS}
+            self._before = {n: h for n, h in handlers.items() if h is not signal.SIG_IGN}
+            for number in self._before:
                 signal.signal(number, self._note)
         return self
 
