@@ -4,7 +4,6 @@ A row of more than ``most`` edges is cut into *parts* of nearly equal size, whos
 launch merges in a fixed order; every other row is one task. Tasks are a function of the row pointer
 alone, so that the same graph gives the same sums, bit for bit.
 
-
 Legend: P rows, E edges, T tasks, Q parts, R rows that are cut.
 """
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 MOST = 512  # edges of a task
 MOST_MERGED = 128  # parts that one task merges
+_SHARES = 1024  # of a row that parts are ordered by
 _INT32 = 2**31
 Shape = TypeVar("Shape")
 
@@ -34,22 +34,28 @@ class Span(NamedTuple):
 class Tasks(NamedTuple):
     """Rows of a CSR as tasks of edges start..start+size-1: parts first, then whole rows.
 
-    Task q < num_parts is part q; parts stand in the order of rows and edges. Whole rows stand by
-    size, large ones first, rows without edges last. ``spans`` cover all tasks; those of one span
-    are of similar sizes (the largest at most 1.5 times the smallest, or twice for parts) and in the
-    order of rows, which keeps the locality that the graph's own order has.
+    Task q < num_parts is part q. Parts stand by the share of their row that lies before them, so
+    that those which run side by side read neighbouring sources (columns ascend); ``order`` lists
+    them by row and edge, and the edges of ``merge`` are places in it. Whole rows stand by size,
+    large ones first, rows without edges last. ``spans`` cover all tasks; those of one span are of
+    similar sizes (the largest at most 1.5 times the smallest, or twice for parts), whole rows in
+    the order of rows, which keeps the locality that the graph's own order has.
     """
 
     row: Tensor  # [T], int32 where rows fit
     start: Tensor  # [T], int32 where edges fit
     size: Tensor  # int32 [T]: edges
-    num_parts: int
+    order: Tensor  # int32 [Q]
     spans: tuple[Span, ...]
-    merge: Tasks | None  # the rows that were cut; parts are its edges
+    merge: Tasks | None  # the rows that were cut
 
     @property
     def num_tasks(self) -> int:
         return self.row.numel()
+
+    @property
+    def num_parts(self) -> int:
+        return self.order.numel()
 
 
 def cut_rows(rowptr: Tensor, *, most: int = MOST, names: Tensor | None = None) -> Tasks:
@@ -65,30 +71,29 @@ def cut_rows(rowptr: Tensor, *, most: int = MOST, names: Tensor | None = None) -
         names = torch.arange(degree.numel(), dtype=row_type, device=rowptr.device)
     long = degree > most
     parts = torch.nonzero(long).flatten()
-    row, start, size, merge = _parts(rowptr, degree, parts, most, names)
-    num_parts = row.numel()
+    row, start, size, order, merge = _parts(rowptr, degree, parts, most, names)
 
     whole = torch.nonzero(~long).flatten()
     bounds = torch.tensor(_bounds(most), device=rowptr.device)
     kind = torch.bucketize(degree[whole], bounds).to(torch.int8)
-    order = whole[torch.sort(kind, descending=True, stable=True).indices]
+    whole = whole[torch.sort(kind, descending=True, stable=True).indices]
     counts = torch.bincount(kind, minlength=bounds.numel()).tolist()
     return Tasks(
-        row=torch.cat([row, names[order]]),
-        start=torch.cat([start.to(start_type), rowptr[order].to(start_type)]),
-        size=torch.cat([size.to(torch.int32), degree[order].to(torch.int32)]),
-        num_parts=num_parts,
-        spans=_spans(num_parts, counts, most),
+        row=torch.cat([row, names[whole]]),
+        start=torch.cat([start.to(start_type), rowptr[whole].to(start_type)]),
+        size=torch.cat([size.to(torch.int32), degree[whole].to(torch.int32)]),
+        order=order.to(torch.int32),
+        spans=_spans(order.numel(), counts, most),
         merge=merge,
     )
 
 
 def _parts(
     rowptr: Tensor, degree: Tensor, cut: Tensor, most: int, names: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tasks | None]:
-    """Row, start and size of the parts of the rows ``cut``, and the tasks that merge them."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tasks | None]:
+    """Row, start, size and order of the parts of rows ``cut``, and the tasks that merge them."""
     if not cut.numel():
-        return names[:0], cut, cut, None
+        return names[:0], cut, cut, cut, None
     size, first = degree[cut], rowptr[cut]
     pieces = (size + most - 1) // most
     part_ptr = torch.zeros(cut.numel() + 1, dtype=torch.int64, device=rowptr.device)
@@ -97,10 +102,14 @@ def _parts(
     owner = torch.arange(cut.numel(), device=rowptr.device)
     owner = torch.repeat_interleave(owner, pieces, output_size=num_parts)
     rank = torch.arange(num_parts, device=rowptr.device) - part_ptr[owner]
+    by_share = torch.sort(_SHARES * rank // pieces[owner], stable=True).indices
+    order = torch.empty_like(by_share)
+    order[by_share] = torch.arange(num_parts, device=rowptr.device)
+    owner, rank = owner[by_share], rank[by_share]
     size, pieces = size[owner], pieces[owner]
     begin, end = size * rank // pieces, size * (rank + 1) // pieces
     merge = cut_rows(part_ptr, most=MOST_MERGED, names=names[cut])
-    return names[cut][owner], first[owner] + begin, end - begin, merge
+    return names[cut][owner], first[owner] + begin, end - begin, order, merge
 
 
 def _bounds(most: int) -> list[int]:

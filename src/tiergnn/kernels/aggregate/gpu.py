@@ -1,0 +1,236 @@
+"""Aggregation in Triton: rows as even tasks, gathered in tiles and summed in registers.
+
+Within a task (at most ``tasks.MOST`` edges) the dtype of the sum is float32, or float64 for float64
+rows. Sums of tasks that share a row are merged in float64, in a fixed order, so that a row of 2**24
+and more ones sums exactly. No atomics: the same input gives the same bits. Row offsets are 64 bits.
+
+Legend: P destinations, S sources, E edges, D columns, Q parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tiergnn.kernels.aggregate.gpu_kernels import (
+    edge_kernel,
+    max_grad_kernel,
+    max_kernel,
+    sum_kernel,
+)
+from tiergnn.kernels.aggregate.reference import wide
+from tiergnn.kernels.aggregate.shapes import Shape, shape_of, vector_of
+from tiergnn.kernels.tasks import Tasks, cut_rows, launches
+
+plan = cut_rows
+
+_LEAST_BYTES = 8  # of a load, or else rows are copied to be aligned
+_REUSE = 4  # edges a row from which on that copy pays
+
+
+def weighted_sum(
+    rowptr: Tensor,
+    col: Tensor,
+    plan: Tasks,
+    x_SD: Tensor,
+    weight_E: Tensor | None,
+    edge_E: Tensor | None,
+    mean: bool,
+) -> Tensor:
+    """As the reference; summed as the head of this file says."""
+    columns = x_SD.shape[1]
+    out = torch.empty(rowptr.numel() - 1, columns, dtype=x_SD.dtype, device=x_SD.device)
+    if not out.numel():
+        return out
+    x = _aligned(dense_rows(x_SD), col.numel())
+    weight = None if weight_E is None else weight_E.detach().contiguous()
+    edge = None if weight is None else edge_E
+    with on(out):
+        part = _parts_of(plan, x.shape[1], wide(x.dtype), out.device)
+        for grid, given in over(plan, x):
+            sum_kernel[grid](
+                x, col, weight, edge, out, part, rowptr=None, **given, COLUMNS=columns, MEAN=mean
+            )
+        merge_sums(plan, part, rowptr if mean else None, out)
+    return out
+
+
+def merge_sums(tasks: Tasks, part: Tensor | None, rowptr: Tensor | None, out: Tensor) -> None:
+    """Add up the parts [Q, D] of rows of out [P, D] that several tasks share, in float64.
+
+    Columns of ``part`` beyond those of out are padding. With ``rowptr`` sums become means.
+    """
+    while tasks.merge is not None:
+        assert part is not None
+        order, tasks, table = tasks.order, tasks.merge, part
+        part = _parts_of(tasks, table.shape[1], torch.float64, out.device)
+        for grid, given in over(tasks, table, loads=4, exact=True):
+            sum_kernel[grid](
+                table,
+                order,
+                None,
+                None,
+                out,
+                part,
+                rowptr=rowptr,
+                **given,
+                COLUMNS=out.shape[1],
+                MEAN=rowptr is not None,
+            )
+
+
+def edge_dot(rowptr: Tensor, col: Tensor, plan: Tasks, g_PD: Tensor, x_SD: Tensor) -> Tensor:
+    """As the reference."""
+    return _edge_products(col, plan, g_PD, x_SD, None, None)
+
+
+def maximum_grad_weight(
+    rowptr: Tensor,
+    col: Tensor,
+    plan: Tasks,
+    share_PD: Tensor,
+    out_PD: Tensor,
+    x_SD: Tensor,
+    weight_E: Tensor,
+) -> Tensor:
+    """As the reference."""
+    return _edge_products(col, plan, share_PD, x_SD, weight_E, out_PD)
+
+
+def _edge_products(
+    col: Tensor,
+    tasks: Tasks,
+    g_PD: Tensor,
+    x_SD: Tensor,
+    weight_E: Tensor | None,
+    best_PD: Tensor | None,
+) -> Tensor:
+    g, x = dense_rows(g_PD), dense_rows(x_SD)
+    out = torch.empty(col.numel(), dtype=wide(x.dtype), device=x.device)
+    if not x.shape[1]:
+        return out.zero_()
+    weight = None if weight_E is None else weight_E.detach().contiguous()
+    with on(out):
+        for (programs, _), given in over(tasks, x, loads=4):
+            given.pop("num_parts")
+            edge_kernel[programs,](g, x, col, weight, best_PD, out, G_STRIDE=g.stride(0), **given)
+    return out
+
+
+def maximum(
+    rowptr: Tensor, col: Tensor, plan: Tasks, x_SD: Tensor, weight_E: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """As the reference."""
+    table, columns = dense_rows(x_SD), x_SD.shape[1]
+    out = torch.empty(rowptr.numel() - 1, columns, dtype=table.dtype, device=table.device)
+    ties = torch.empty(out.shape, dtype=torch.int32, device=out.device)
+    if not out.numel():
+        return out, ties
+    weight = None if weight_E is None else weight_E.detach().contiguous()
+    tasks, count, sources = plan, None, col
+    with on(out):
+        while True:
+            part_out = _parts_of(tasks, columns, out.dtype, out.device)
+            part_ties = _parts_of(tasks, columns, torch.int32, out.device)
+            for grid, given in over(tasks, table, loads=4):
+                max_kernel[grid](
+                    table, sources, weight, count, out, ties, part_out, part_ties, **given
+                )
+            if tasks.merge is None or part_out is None:
+                return out, ties
+            sources, tasks = tasks.order, tasks.merge
+            table, count, weight = part_out, part_ties, None
+
+
+def maximum_grad_x(
+    rowptr_t: Tensor,
+    dst_t: Tensor,
+    edge_t: Tensor,
+    plan_t: Tasks,
+    share_PD: Tensor,
+    out_PD: Tensor,
+    x_SD: Tensor,
+    weight_E: Tensor | None,
+) -> Tensor:
+    """As the reference."""
+    x, share = dense_rows(x_SD), share_PD.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
+    weight = None if weight_E is None else weight_E.detach().contiguous()
+    edge = None if weight is None else edge_t
+    with on(out):
+        part = _parts_of(plan_t, out.shape[1], wide(x.dtype), out.device)
+        for grid, given in over(plan_t, x, loads=4):
+            max_grad_kernel[grid](share, out_PD, x, dst_t, weight, edge, out, part, **given)
+        merge_sums(plan_t, part, None, out)
+    return out
+
+
+def over(
+    tasks: Tasks, x: Tensor, *, loads: int = 8, exact: bool = False
+) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
+    """The grid and arguments of each launch over all tasks of a kernel that gathers rows of x.
+
+    ``exact``: to be summed in float64 whatever the dtype of x.
+    """
+    columns, vector = x.shape[1], vector_of(x, x.shape[1])
+    double = exact or x.dtype == torch.float64
+
+    def shape(longest: int) -> Shape:
+        return shape_of(columns, x.element_size(), vector, longest, loads=loads)
+
+    for span, tile in launches(tasks, shape):
+        grid = triton.cdiv(span.last - span.first, tile.rows), triton.cdiv(columns, tile.block)
+        yield (
+            grid,
+            {
+                "row": tasks.row,
+                "start": tasks.start,
+                "size": tasks.size,
+                "first": span.first,
+                "last": span.last,
+                "num_parts": tasks.num_parts,
+                "STRIDE": x.stride(0),
+                "WIDTH": columns,
+                "SUM": tl.float64 if double else tl.float32,
+                "BLOCK": tile.block,
+                "ROWS": tile.rows,
+                "UNROLL": tile.unroll,
+                "LANES": tile.lanes,
+                "num_warps": tile.num_warps,
+            },
+        )
+
+
+def dense_rows(x: Tensor) -> Tensor:
+    """x itself when its rows are contiguous (whatever lies between them), else a copy."""
+    return x if x.stride(1) == 1 or x.shape[1] <= 1 else x.contiguous()
+
+
+def _aligned(x: Tensor, num_edges: int) -> Tensor:
+    """x, or a copy with columns of zeros added where narrow loads would cost more than that."""
+    size = x.element_size()
+    if vector_of(x, x.shape[1]) * size >= _LEAST_BYTES or num_edges < _REUSE * x.shape[0]:
+        return x
+    return pad(x, (0, -x.shape[1] % (16 // size)))
+
+
+def _parts_of(
+    tasks: Tasks, columns: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    if not tasks.num_parts:
+        return None
+    return torch.empty(tasks.num_parts, columns, dtype=dtype, device=device)
+
+
+def on(tensor: Tensor) -> AbstractContextManager:
+    """Triton launches on the current device, which must be the tensor's."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

@@ -1,0 +1,327 @@
+"""The Triton kernels of aggregation: tiles of edges x columns, gathered and reduced in registers.
+
+A program works on ROWS tasks (``kernels.tasks``) of similar size and BLOCK columns; where the grid
+has a second axis it runs over blocks of columns, all tasks of one block before those of the next.
+Loads of rows are as wide as the width and the alignment of the rows allow, at most 16 bytes.
+
+Legend: P destinations, S sources, E edges, T tasks, Q parts, D columns; R ROWS, U UNROLL, L LANES
+(edges side by side in a warp), W BLOCK.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+RANGES = ["first", "last", "num_parts"]  # not worth a compilation for every kind of number
+
+
+@triton.jit
+def open_tasks(row, start, size, first, last, ROWS: tl.constexpr):
+    """Number, row, first edge and size of this program's tasks, [R] each; size 0 past the last."""
+    task = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    own = task < last
+    begin = tl.load(start + task, mask=own, other=0).to(tl.int64)
+    num_edges = tl.load(size + task, mask=own, other=0)
+    target = tl.load(row + task, mask=own, other=0).to(tl.int64)
+    return task, own, target, begin, num_edges
+
+
+@triton.jit
+def _round_to(value, pointer):
+    """The value in the dtype that the pointer's memory holds."""
+    if pointer.dtype.element_ty != tl.float64:  # no direct way from float64 to 16 bits
+        value = value.to(tl.float32)
+    return value.to(pointer.dtype.element_ty)
+
+
+@triton.jit
+def _edges_of(col, weight, edge, at, live, SUM: tl.constexpr):
+    """Source row and weight of the edges ``at``; -1 where they are not live."""
+    source = tl.load(col + at, mask=live, other=-1)
+    if weight is None:
+        factor = at
+    else:
+        if edge is not None:
+            at = tl.load(edge + at, mask=live, other=0).to(tl.int64)
+        factor = tl.load(weight + at, mask=live, other=0).to(SUM)
+    return source, factor
+
+
+@triton.jit
+def _add_tile(
+    acc,
+    tile,
+    factor,
+    weight,
+    SUM: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """acc [R, L, W] plus a tile [R*U*L, W]: every thread adds up what it loaded itself."""
+    tile = tile.to(SUM)
+    if weight is not None:
+        tile *= factor[:, None]
+    return acc + tl.sum(tl.reshape(tile, (ROWS, UNROLL, LANES, BLOCK)), 1)
+
+
+@triton.jit(do_not_specialize=RANGES)
+def sum_kernel(
+    x,
+    col,
+    weight,
+    edge,
+    out,
+    part,
+    row,
+    start,
+    size,
+    rowptr,
+    first,
+    last,
+    num_parts,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    MEAN: tl.constexpr,
+    SUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """out[row] [P, D] or part[task] [Q, WIDTH] = sum over a task's edges of weight * x[col].
+
+    Rows of x have WIDTH columns, of which out gets the first COLUMNS. The edges of a step are read
+    while the rows of the step before are on their way. Tiles are [edges, columns]: with more axes
+    some versions of Triton deal lanes out to the wrong one.
+    """
+    STEP: tl.constexpr = UNROLL * LANES
+    task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    within = (d < WIDTH)[None, :]
+    e = tl.arange(0, STEP)[None, :]
+    at = tl.reshape(begin[:, None] + e, (ROWS * STEP,))
+    left = tl.reshape(num_edges[:, None] - e, (ROWS * STEP,))
+    full = tl.min(num_edges, 0) // STEP * STEP
+    acc = tl.zeros((ROWS, LANES, BLOCK), SUM)
+    source, factor = _edges_of(col, weight, edge, at, left > 0, SUM)
+    for i in range(0, full, STEP):
+        place = x + (source.to(tl.int64) * STRIDE)[:, None] + d[None, :]
+        if WIDTH % BLOCK == 0:
+            tile = tl.load(place)
+        else:
+            tile = tl.load(place, mask=within, other=0)
+        before = factor
+        next_at = i + STEP
+        source, factor = _edges_of(col, weight, edge, at + next_at, left > next_at, SUM)
+        acc = _add_tile(acc, tile, before, weight, SUM, ROWS, UNROLL, LANES, BLOCK)
+    for i in range(full, tl.max(num_edges, 0), STEP):
+        place = x + (source.to(tl.int64) * STRIDE)[:, None] + d[None, :]
+        tile = tl.load(place, mask=(source >= 0)[:, None] & within, other=0)
+        before = factor
+        next_at = i + STEP
+        source, factor = _edges_of(col, weight, edge, at + next_at, left > next_at, SUM)
+        acc = _add_tile(acc, tile, before, weight, SUM, ROWS, UNROLL, LANES, BLOCK)
+    total = tl.sum(acc, 1)
+
+    split = own & (task < num_parts)
+    if part is not None:
+        place = part + task.to(tl.int64)[:, None] * WIDTH + d[None, :]
+        tl.store(place, _round_to(total, part), mask=split[:, None] & within)
+    whole = own & (task >= num_parts)
+    if MEAN:
+        degree = num_edges
+        if rowptr is not None:  # the edges of this task are parts of a row
+            above = tl.load(rowptr + target + 1, mask=whole, other=0)
+            degree = above - tl.load(rowptr + target, mask=whole, other=0)
+        total /= tl.maximum(degree, 1).to(SUM)[:, None]
+    place = out + target[:, None] * COLUMNS + d[None, :]
+    tl.store(place, _round_to(total, out), mask=whole[:, None] & (d < COLUMNS)[None, :])
+
+
+@triton.jit(do_not_specialize=RANGES[:2])
+def edge_kernel(
+    g,
+    x,
+    col,
+    weight,
+    best,
+    out,
+    row,
+    start,
+    size,
+    first,
+    last,
+    G_STRIDE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """out[e] [E] = the dot product of g[row] and x[col] over the columns.
+
+    With ``best`` [P, D] only columns count whose message weight * x[col] is best[row].
+    """
+    STEP: tl.constexpr = UNROLL * LANES
+    _, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
+    e = tl.arange(0, STEP)[None, :]
+    for i in range(0, tl.max(num_edges, 0), STEP):
+        live = i + e < num_edges[:, None]
+        at = begin[:, None] + i + e
+        source = tl.load(col + at, mask=live, other=0).to(tl.int64)
+        acc = tl.zeros((ROWS, STEP), SUM)
+        for first_column in range(0, WIDTH, BLOCK):
+            d = first_column + tl.arange(0, BLOCK)
+            inside = own[:, None] & (d < WIDTH)[None, :]
+            within = live[:, :, None] & (d < WIDTH)[None, None, :]
+            other = tl.load(g + target[:, None] * G_STRIDE + d[None, :], mask=inside, other=0)
+            place = x + (source * STRIDE)[:, :, None] + d[None, None, :]
+            tile = tl.load(place, mask=within, other=0)
+            product = tile.to(SUM) * other.to(SUM)[:, None, :]
+            if best is not None:
+                factor = tl.load(weight + at, mask=live, other=0).to(SUM)
+                limit = tl.load(best + target[:, None] * WIDTH + d[None, :], mask=inside, other=0)
+                message = (tile.to(SUM) * factor[:, :, None]).to(tile.dtype)
+                product = tl.where(_reaches(message, limit[:, None, :]), product, 0.0)
+            acc += tl.sum(product, 2)
+        tl.store(out + at, acc, mask=live)
+
+
+@triton.jit
+def _reaches(message, best):
+    """Whether a message is the maximum; NaN is NaN's equal."""
+    return (message == best) | ((message != message) & (best != best))
+
+
+@triton.jit(do_not_specialize=RANGES)
+def max_kernel(
+    x,
+    col,
+    weight,
+    count,
+    out,
+    ties,
+    part_out,
+    part_ties,
+    row,
+    start,
+    size,
+    first,
+    last,
+    num_parts,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """The largest message weight * x[col] of each task [P, D] or [Q, D], and how many reach it.
+
+    ``count`` [Q, D]: how many each row of x stands for (None: one). NaN is larger than any number.
+    """
+    STEP: tl.constexpr = UNROLL * LANES
+    task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    within = d < WIDTH
+    e = tl.arange(0, STEP)[None, :]
+    best = tl.full((ROWS, STEP, BLOCK), float("-inf"), SUM)
+    number = tl.zeros((ROWS, STEP, BLOCK), tl.int32)
+    for i in range(0, tl.max(num_edges, 0), STEP):
+        live = i + e < num_edges[:, None]
+        at = begin[:, None] + i + e
+        source, factor = _edges_of(col, weight, None, at, live, SUM)
+        inside = live[:, :, None] & within[None, None, :]
+        place = (source.to(tl.int64) * STRIDE)[:, :, None] + d[None, None, :]
+        message = tl.load(x + place, mask=inside, other=0)
+        if weight is not None:
+            message = (message.to(SUM) * factor[:, :, None]).to(message.dtype)
+        message = message.to(SUM)
+        more = tl.full((ROWS, STEP, BLOCK), 1, tl.int32)
+        if count is not None:
+            more = tl.load(count + place, mask=inside, other=0)
+        larger = (message > best) | ((message != message) & (best == best))
+        kept = tl.where(_reaches(message, best), number + more, number)
+        number = tl.where(inside, tl.where(larger, more, kept), number)
+        best = tl.where(inside & larger, message, best)
+    odd = best != best
+    any_odd = tl.max(odd.to(tl.int32), 1) > 0
+    largest = tl.max(tl.where(odd, float("-inf"), best), 1)
+    largest = tl.where(any_odd, float("nan"), largest)
+    number = tl.sum(tl.where(_reaches(best, largest[:, None, :]), number, 0), 1)
+    largest = tl.where((num_edges > 0)[:, None], largest, 0.0)
+
+    if part_out is not None:
+        place = task.to(tl.int64)[:, None] * WIDTH + d[None, :]
+        mask = (own & (task < num_parts))[:, None] & within[None, :]
+        tl.store(part_out + place, largest.to(part_out.dtype.element_ty), mask=mask)
+        tl.store(part_ties + place, number, mask=mask)
+    place = target[:, None] * WIDTH + d[None, :]
+    mask = (own & (task >= num_parts))[:, None] & within[None, :]
+    tl.store(out + place, largest.to(out.dtype.element_ty), mask=mask)
+    tl.store(ties + place, number, mask=mask)
+
+
+@triton.jit(do_not_specialize=RANGES)
+def max_grad_kernel(
+    share,
+    best,
+    x,
+    dst,
+    weight,
+    edge,
+    out,
+    part,
+    row,
+    start,
+    size,
+    first,
+    last,
+    num_parts,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """out[row] [S, D] or part[task]: sum over out-edges of weight * share[dst] [P, D].
+
+    Only those count whose message weight * x[row] is best[dst] [P, D].
+    """
+    STEP: tl.constexpr = UNROLL * LANES
+    task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    within = d < WIDTH
+    e = tl.arange(0, STEP)[None, :]
+    inside = own[:, None] & within[None, :]
+    mine = tl.load(x + target[:, None] * STRIDE + d[None, :], mask=inside, other=0)[:, None, :]
+    acc = tl.zeros((ROWS, STEP, BLOCK), SUM)
+    for i in range(0, tl.max(num_edges, 0), STEP):
+        live = i + e < num_edges[:, None]
+        target_of, factor = _edges_of(dst, weight, edge, begin[:, None] + i + e, live, SUM)
+        place = (target_of.to(tl.int64) * WIDTH)[:, :, None] + d[None, None, :]
+        there = live[:, :, None] & within[None, None, :]
+        limit = tl.load(best + place, mask=there, other=0)
+        passed = tl.load(share + place, mask=there, other=0)
+        message = mine
+        if weight is not None:
+            message = (mine.to(SUM) * factor[:, :, None]).to(mine.dtype)
+            passed *= factor[:, :, None]
+        acc += tl.where(_reaches(message, limit), passed, 0.0)
+    total = tl.sum(acc, 1)
+    if part is not None:
+        place = part + task.to(tl.int64)[:, None] * WIDTH + d[None, :]
+        split = (own & (task < num_parts))[:, None] & within[None, :]
+        tl.store(place, _round_to(total, part), mask=split)
+    whole = (own & (task >= num_parts))[:, None] & within[None, :]
+    place = out + target[:, None] * WIDTH + d[None, :]
+    tl.store(place, _round_to(total, out), mask=whole)
