@@ -124,6 +124,9 @@ class TestPyg:
         assert_same(read(tmp_path, "g.pt", num_nodes=None), want)
         torch.save((held, None), tmp_path / "g.pt")
         assert_same(read(tmp_path, "g.pt", num_nodes=None), want)
+        torch.save((held, {"x": torch.tensor([0, 9, V])}), tmp_path / "g.pt")
+        with pytest.raises(GraphError, match="the file holds 2 graphs"):
+            read(tmp_path, "g.pt", num_nodes=None)
         torch.save(held, tmp_path / "g.pt", _use_new_zipfile_serialization=False)
         assert_same(read(tmp_path, "g.pt", num_nodes=None), want)
 

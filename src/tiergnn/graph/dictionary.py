@@ -14,6 +14,7 @@ from tiergnn.graph.formats.fields import Text
 from tiergnn.graph.radix import sort_with_order
 
 LONGEST_NAME = 1024  # bytes
+_BATCH = 32  # names looked up together
 _SIGN = np.uint64(1 << 63)
 
 
@@ -67,7 +68,7 @@ class Names:
         out = np.empty(ids.size, np.int32)
         done = 0
         while True:
-            done, self.size, fault = _number_names(
+            done, self.size, fault, _ = _number_names(
                 ids.bytes, ids.starts, ids.ends, done,
                 self._table, self._offsets, self._bytes, self.size, out,
             )  # fmt: skip
@@ -196,18 +197,34 @@ def _hash(data, start, end):
 
 @numba.njit(cache=True, nogil=True)
 def _number_names(data, starts, ends, done, table, offsets, held, size, out):
-    """(names done, different ones, fault): stops early where there is no room."""
+    """(names done, different ones, fault, nothing): stops early where there is no room."""
     mask = np.uint64(table.size - 1)
+    slots = np.empty(_BATCH, np.uint64)
+    first = np.empty(_BATCH, np.int64)
+    touched = np.uint8(0)
     for i in range(done, starts.size):
-        start, length = starts[i], ends[i] - starts[i]
+        length = ends[i] - starts[i]
         if length == 0 or length > LONGEST_NAME:
-            return i, size, True
-        slot = _hash(data, start, ends[i]) & mask
+            return i, size, True, touched
+        if (i - done) % _BATCH == 0:
+            # What a batch will look at is asked for at once, so that it comes from memory together.
+            stop = min(i + _BATCH, starts.size)
+            for j in range(i, stop):
+                slots[j - i] = _hash(data, starts[j], ends[j]) & mask
+            for j in range(stop - i):
+                first[j] = max(table[slots[j]], 0)
+            for j in range(stop - i):
+                first[j] = offsets[first[j]]
+            for j in range(stop - i):
+                touched |= held[first[j]]
+        slot = slots[(i - done) % _BATCH]
+        start = starts[i]
         while table[slot] >= 0:
             v = table[slot]
-            if offsets[v + 1] - offsets[v] == length:
+            begin = offsets[v]
+            if offsets[v + 1] - begin == length:
                 k = 0
-                while k < length and held[offsets[v] + k] == data[start + k]:
+                while k < length and held[begin + k] == data[start + k]:
                     k += 1
                 if k == length:
                     break
@@ -215,16 +232,16 @@ def _number_names(data, starts, ends, done, table, offsets, held, size, out):
         if table[slot] < 0:
             used = offsets[size]
             if 2 * (size + 1) > table.size or used + length > held.size:
-                return i, size, False
+                return i, size, False, touched
             for k in range(length):
                 if data[start + k] == 0:
-                    return i, size, True
+                    return i, size, True, touched
                 held[used + k] = data[start + k]
             offsets[size + 1] = used + length
             table[slot] = size
             size += 1
         out[i] = table[slot]
-    return starts.size, size, False
+    return starts.size, size, False, touched
 
 
 @numba.njit(cache=True, nogil=True)

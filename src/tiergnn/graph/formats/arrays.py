@@ -5,13 +5,15 @@ Legend: R rows (the first axis).
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import os
 import shutil
 import zipfile
 import zlib
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tiergnn.errors import GraphError
 from tiergnn.graph.runs import read_all
 from tiergnn.graph.staging import store_errors
 
+_DONTNEED = 4  # of madvise, on Linux and macOS
 _MAGIC = b"\x93NUMPY"
 
 
@@ -115,6 +118,7 @@ class HeldArray:
     name: str
     data: np.ndarray
     logical: str  # "bfloat16" for its uint16 bits
+    is_mapped: bool = False  # from a file that is only read: what was read is let go at once
 
     @property
     def dtype(self) -> np.dtype:
@@ -137,13 +141,33 @@ class HeldArray:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def flat(self, start: int, end: int) -> np.ndarray:
-        return self.data.reshape(-1)[start:end]
+        return self._taken(self.data.reshape(-1)[start:end])
 
     def rows(self, start: int, end: int) -> np.ndarray:
-        return self.data[start:end]
+        return self._taken(self.data[start:end])
+
+    def _taken(self, part: np.ndarray) -> np.ndarray:
+        if not self.is_mapped or part.size == 0:
+            return part
+        out = part.copy()
+        _let_go(part)
+        return out
 
     def whole(self) -> np.ndarray:
         return self.data
+
+
+def _let_go(part: np.ndarray) -> None:
+    """Tell the system that the pages of a private, unwritten map are not needed for now.
+
+    They count as this process's memory otherwise. Where that cannot be told, they just stay.
+    """
+    page = mmap.PAGESIZE
+    begin = part.ctypes.data // page * page
+    with suppress(OSError, AttributeError):
+        advise = ctypes.CDLL(None).madvise
+        size = part.ctypes.data + part.nbytes - begin
+        advise(ctypes.c_void_p(begin), ctypes.c_size_t(size), _DONTNEED)
 
 
 def open_npy(path: Path) -> FileArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,14 @@ def sniff(path: Path) -> bool:
 
 def open_pt(path: Path, options: Options, scratch: Path) -> Source:
     """Tensors stay in the file, memory-mapped. Nothing but tensors and plain values is loaded."""
-    held = _load(path)
+    held, is_mapped = _load(path)
     if isinstance(held, list | tuple) and held and isinstance(held[0], dict):
-        held = held[0]  # what PyG's InMemoryDataset saves: the data, then slices of many graphs
+        # What PyG's InMemoryDataset saves: the data, then where each of many graphs begins.
+        slices = held[1] if len(held) > 1 and isinstance(held[1], dict) else {}
+        num_graphs = max((len(ends) - 1 for ends in slices.values()), default=1)
+        if num_graphs > 1:
+            raise GraphError(f"the file holds {num_graphs} graphs, wanted one", culprit=str(path))
+        held = held[0]
     if not isinstance(held, dict):
         raise GraphError(
             f"wanted a dict of tensors, had {type(held).__name__}",
@@ -42,26 +48,26 @@ def open_pt(path: Path, options: Options, scratch: Path) -> Source:
         )
     arrays: dict[str, Array] = {}
     for key, value in held.items():
-        arrays |= _arrays(str(key), value, path)
+        arrays |= _arrays(str(key), value, path, is_mapped)
     return open_bundle("pyg", path.name, arrays, options)
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> tuple[Any, bool]:
+    """What the file holds, and whether its tensors are mapped."""
     import torch
 
     with store_errors("read", path):
         for mapped in (True, False):
             try:
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+                held = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+                return held, mapped
             except RuntimeError as error:
                 # Files of torch before 1.6 cannot be mapped; others are damaged.
                 if not mapped:
                     raise _damaged(path, error) from error
             except (EOFError, ValueError, KeyError) as error:
                 raise _damaged(path, error) from error
-            except Exception as error:
-                if type(error).__name__ != "UnpicklingError":
-                    raise
+            except UnpicklingError as error:
                 raise GraphError(
                     "the file holds more than tensors and plain values, "
                     "and loading such things can run any code",
@@ -76,7 +82,7 @@ def _damaged(path: Path, error: Exception) -> GraphError:
     return GraphError(f"not a whole PyTorch file: {reason}", culprit=str(path))
 
 
-def _arrays(key: str, value: Any, path: Path) -> dict[str, Array]:
+def _arrays(key: str, value: Any, path: Path, is_mapped: bool) -> dict[str, Array]:
     """A tensor as the arrays that it is made of; {} for what is no array."""
     import torch
 
@@ -94,7 +100,7 @@ def _arrays(key: str, value: Any, path: Path) -> dict[str, Array]:
         }
         arrays: dict[str, Array] = {}
         for part, tensor in parts.items():
-            arrays |= {f"adj_{part}": _array(f"{name} {part}", tensor)}
+            arrays |= {f"adj_{part}": _array(f"{name} {part}", tensor, is_mapped)}
         arrays["adj_shape"] = HeldArray(name, np.array(value.shape), "int64")
         arrays["adj_format"] = HeldArray(name, np.array("csc"), "str")
         return arrays
@@ -102,14 +108,16 @@ def _arrays(key: str, value: Any, path: Path) -> dict[str, Array]:
         raise GraphError(
             f"a tensor of layout {value.layout} is not read", culprit=name, hint="dense tensors"
         )
-    return {key: _array(name, value)}
+    return {key: _array(name, value, is_mapped)}
 
 
-def _array(name: str, tensor: Any) -> HeldArray:
+def _array(name: str, tensor: Any, is_mapped: bool) -> HeldArray:
     import torch
 
+    is_mapped = is_mapped and tensor.is_contiguous()  # else it is copied here and now
     tensor = tensor.detach().contiguous()
     if tensor.dtype == torch.bfloat16:
-        return HeldArray(name, tensor.view(torch.int16).numpy().view(np.uint16), "bfloat16")
+        data = tensor.view(torch.int16).numpy().view(np.uint16)
+        return HeldArray(name, data, "bfloat16", is_mapped)
     data = tensor.numpy()
-    return HeldArray(name, data, data.dtype.name)
+    return HeldArray(name, data, data.dtype.name, is_mapped)
