@@ -138,6 +138,42 @@ def test_help_is_fast_because_it_imports_no_torch():
     assert done.stdout.splitlines()[-1] == "False False"
 
 
+def test_what_describes_and_reports_imports_no_torch(tmp_path):
+    (tmp_path / "edges.txt").write_text("0 1\n1 0\n")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    record = {
+        "format": "tiergnn-run",
+        "version": 1,
+        "graph": {"path": None},
+        "model": {"ready": None, "text": "Net()"},
+        "options": {"epochs": 3},
+        "versions": {},
+    }
+    (run_dir / "run.json").write_text(json.dumps(record))
+    commands = [
+        ["ingest", f"{tmp_path}/edges.txt", "--out", f"{tmp_path}/g"],
+        ["info", f"{tmp_path}/g"],
+        ["partition", f"{tmp_path}/g", "--parts", "2"],
+        ["report", str(run_dir)],
+        ["evaluate", f"{tmp_path}/nothing"],  # this one does: the test would see it
+    ]
+    code = (
+        "import sys; from typer.testing import CliRunner; from tiergnn.cli.main import app\n"
+        f"for command in {commands!r}:\n"
+        "    done = CliRunner().invoke(app, command)\n"
+        "    print(command[0], done.exit_code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [
+        "ingest 0 False",
+        "info 0 False",
+        "partition 0 False",
+        "report 0 False",
+        "evaluate 3 True",
+    ], done.stderr
+
+
 def test_a_reader_that_leaves_early_is_no_error(tmp_path):
     done = subprocess.run(
         f"{sys.executable} -m tiergnn generate path --nodes 5 --out {tmp_path}/g | true",
