@@ -7,7 +7,8 @@ Legend: P destinations, S sources, E edges, K heads, F features, D edge features
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -16,14 +17,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tiergnn.kernels.aggregate.gpu_kernels import sum_kernel
-from tiergnn.kernels.aggregate.shapes import power_of_two, shape_of, vector_of
+from tiergnn.kernels.aggregate.gpu import merge_sums, on
+from tiergnn.kernels.aggregate.shapes import power_of_two, vector_of
 from tiergnn.kernels.attention import Options, gpu_gat, gpu_gatv2
 from tiergnn.kernels.attention.gpu_softmax import merge_kernel
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.tasks import Tasks, launches
 
 WIDEST = 256  # columns of a tile
+LOADS = 4  # of rows that a thread has on their way at once
+WARP = 32
 PROGRAMS = 2048  # that share the gradients which all edges add to
 SHARED_BYTES = 256 * 2**20  # of their sums, at most
 
@@ -45,14 +48,34 @@ class Launch(NamedTuple):
     given: dict[str, Any]
 
 
-def tile_of(heads: int, width: int, vector: int, longest: int, loads: int) -> Tile:
-    """The tile for tasks of at most ``longest`` edges; see ``aggregate.shapes.shape_of``."""
+def on_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton launches on the current device, which must be that of the block."""
+
+    @wraps(function)
+    def call(block: Block, *args: Any, **options: Any) -> Any:
+        with on(block.col):
+            return function(block, *args, **options)
+
+    return call
+
+
+def tile_of(heads: int, width: int, vector: int, longest: int) -> Tile:
+    """The tile for tasks of at most ``longest`` edges; rows load ``vector`` numbers at a time.
+
+    Each thread loads LOADS times: neighbouring edges of one long task, or one edge each of as
+    many short ones.
+    """
     columns = min(power_of_two(width), WIDEST)
     group = min(power_of_two(heads), WIDEST // columns)
-    shape = shape_of(columns * group, gcd(vector, width), longest, loads=loads)
-    return Tile(group, columns, shape.rows, shape.unroll, shape.lanes)
+    threads = max(1, columns * group // gcd(vector, width))  # that load one row
+    lanes = max(1, WARP // threads)
+    loads = max(1, LOADS * WARP // (threads * lanes))
+    if longest <= loads * lanes:
+        return Tile(group, columns, loads, 1, lanes)
+    return Tile(group, columns, 1, loads, lanes)
 
 
+@on_device
 def gat_forward(
     block: Block,
     h_SKF: Tensor,
@@ -74,7 +97,7 @@ def gat_forward(
         return out, state
     tasks = block.plan("aggregate", "gpu")
     parts = _softmax_parts(tasks, out, src.dtype, train)
-    for launch in _launches(tasks, h, loads=8):
+    for launch in _launches(tasks, h):
         gpu_gat.forward_kernel[launch.grid](
             h,
             src,
@@ -96,6 +119,7 @@ def gat_forward(
     return out, state
 
 
+@on_device
 def gat_backward(
     block: Block,
     grad_PKF: Tensor,
@@ -124,7 +148,7 @@ def gat_backward(
     tasks = block.plan("aggregate", "gpu", True)
     parts = _parts(tasks, grad_h, src.dtype), _parts(tasks, grad_src, src.dtype)
     has_position = edge is not None or options.threshold > 0
-    for launch in _launches(tasks, grad, loads=4):
+    for launch in _launches(tasks, grad):
         gpu_gat.backward_kernel[launch.grid](
             h,
             src,
@@ -146,11 +170,12 @@ def gat_backward(
             **launch.given,
             **_edge_options(block, options, src.dtype),
         )
-    _merge_sums(tasks, parts[0], rowptr_t, grad_h)
-    _merge_sums(tasks, parts[1], rowptr_t, grad_src)
+    _merge(tasks, parts[0], grad_h)
+    _merge(tasks, parts[1], grad_src)
     return grad_h, grad_src, grad_dst, grad_edge, grad_loop
 
 
+@on_device
 def gatv2_forward(
     block: Block,
     src_SKF: Tensor,
@@ -171,7 +196,7 @@ def gatv2_forward(
         return out, state
     tasks = block.plan("aggregate", "gpu")
     parts = _softmax_parts(tasks, out, att.dtype, False)
-    for launch in _launches(tasks, src, loads=4):
+    for launch in _launches(tasks, src):
         gpu_gatv2.forward_kernel[launch.grid](
             src,
             dst,
@@ -194,6 +219,7 @@ def gatv2_forward(
     return out, state
 
 
+@on_device
 def gatv2_backward(
     block: Block,
     grad_PKF: Tensor,
@@ -224,7 +250,7 @@ def gatv2_backward(
         tasks = block.plan("aggregate", "gpu", True)
         part = _parts(tasks, grad_src, wide)
         has_position = num_attrs > 0 or options.threshold > 0
-        for launch in _launches(tasks, grad, loads=4):
+        for launch in _launches(tasks, grad):
             gpu_gatv2.source_kernel[launch.grid](
                 src,
                 dst,
@@ -245,11 +271,11 @@ def gatv2_backward(
                 **launch.given,
                 **constants,
             )
-        _merge_sums(tasks, part, rowptr_t, grad_src)
+        _merge(tasks, part, grad_src)
     if any(needs[1:]):
         grad_dst = torch.empty_like(dst)
         tasks = block.plan("aggregate", "gpu")
-        runs = list(_launches(tasks, src, loads=4))
+        runs = list(_launches(tasks, src))
         part = _parts(tasks, grad_dst, wide)
         blocks = runs[0].grid[1] if runs else 1
         grad_edge = _share_of_blocks(edge, blocks, needs[3])
@@ -282,7 +308,7 @@ def gatv2_backward(
                 **launch.given,
                 **constants,
             )
-        _merge_sums(tasks, part, block.rowptr, grad_dst)
+        _merge(tasks, part, grad_dst)
         sums = shared.sum(0).to(wide)
         grad_att = sums[0]
         if num_attrs:
@@ -296,13 +322,13 @@ def _dense(*tensors: Tensor | None) -> list[Any]:
     return [None if t is None else t.detach().contiguous() for t in tensors]
 
 
-def _launches(tasks: Tasks, x: Tensor, *, loads: int) -> Iterator[Launch]:
+def _launches(tasks: Tasks, x: Tensor) -> Iterator[Launch]:
     """The launches over all tasks of a kernel that gathers rows of x [.., K, F]."""
     heads, width = x.shape[1:]
     if not x.numel():
         return
     vector = vector_of(x.view(x.shape[0], -1), heads * width)
-    shapes = launches(tasks, lambda longest: tile_of(heads, width, vector, longest, loads))
+    shapes = launches(tasks, lambda longest: tile_of(heads, width, vector, longest))
     for span, tile in shapes:
         grid_columns = triton.cdiv(heads, tile.heads) * triton.cdiv(width, tile.width)
         yield Launch(
@@ -356,7 +382,7 @@ def _stats(
     num_dst, heads, width = grad_PKF.shape
     stats = best_PK.new_empty(num_dst, (3 if dst_PK is None else 4) * heads)
     if grad_PKF.numel():
-        tile = tile_of(heads, width, 1, 1, 8)
+        tile = tile_of(heads, width, 1, 1)
         grid = triton.cdiv(num_dst, tile.rows), triton.cdiv(heads, tile.heads)
         gpu_gat.rows_kernel[grid](
             dst_PK,
@@ -406,13 +432,13 @@ def _merge_softmax(
     out = outputs[0]
     assert out is not None
     while tasks.merge is not None:
-        before, acc = tasks.num_parts, parts[2]
+        before, order, acc = tasks.num_parts, tasks.order, parts[2]
         assert acc is not None
         tasks = tasks.merge
         next_parts = _softmax_parts(tasks, out, torch.float64, train)
-        for launch in _launches(tasks, acc[0], loads=4):
+        for launch in _launches(tasks, acc[0]):
             merge_kernel[launch.grid](
-                *parts, *outputs, *next_parts, num_before=before, **launch.given, TRAIN=train
+                *parts, order, *outputs, *next_parts, num_before=before, **launch.given, TRAIN=train
             )
         parts = next_parts
 
@@ -424,40 +450,10 @@ def _parts(tasks: Tasks, out: Tensor, dtype: torch.dtype) -> Tensor | None:
     return torch.empty(tasks.num_parts, *out.shape[1:], dtype=dtype, device=out.device)
 
 
-def _merge_sums(tasks: Tasks, part: Tensor | None, rowptr: Tensor, out: Tensor) -> None:
-    """Add up the parts of rows of out that several tasks share, in float64."""
-    columns = out[0].numel() if out.shape[0] else 0
-    while tasks.merge is not None:
-        assert part is not None
-        tasks, table = tasks.merge, part.view(part.shape[0], columns)
-        part = _parts(tasks, out, torch.float64)
-        vector = vector_of(table, columns)
-        for span, shape in launches(tasks, lambda n, v=vector: shape_of(columns, v, n)):
-            grid = triton.cdiv(span.last - span.first, shape.rows)
-            sum_kernel[grid, triton.cdiv(columns, shape.block)](
-                table,
-                None,
-                None,
-                None,
-                out,
-                part,
-                tasks.row,
-                tasks.start,
-                tasks.size,
-                rowptr,
-                span.first,
-                span.last,
-                tasks.num_parts,
-                STRIDE=columns,
-                COLUMNS=columns,
-                MEAN=False,
-                SUM=tl.float64,
-                BLOCK=shape.block,
-                ROWS=shape.rows,
-                UNROLL=shape.unroll,
-                LANES=shape.lanes,
-                num_warps=shape.num_warps,
-            )
+def _merge(tasks: Tasks, part: Tensor | None, out: Tensor) -> None:
+    """Add up the parts of rows of out that several tasks share."""
+    if part is not None:
+        merge_sums(tasks, part.flatten(1), None, out.flatten(1))
 
 
 def _share_of_blocks(rows_ED: Tensor | None, blocks: int, needed: bool) -> Tensor | None:

@@ -106,16 +106,28 @@ def forward_kernel(
     if SELF_LOOP:  # the first lane of the task that begins a row starts with its loop
         begins = mine & (begin == tl.load(rowptr + target, mask=own, other=-1))[:, None, None]
         here = begins & (tl.arange(0, LANES) == 0)[None, None, :]
-        logit = _logits(own_score, src, rows, loop, rows, begins, head, in_head, K, K)
-        rises = logit > 0
-        logit = tl.where(here[:, :, :, None], leaky(logit, SLOPE), float("-inf"))
-        factor = logit
+        loop_logit = _logits(own_score, src, rows, loop, rows, begins, head, in_head, K, K)
+        loop_rises = loop_logit > 0
+        loop_logit = tl.where(here[:, :, :, None], leaky(loop_logit, SLOPE), float("-inf"))
+        loop_factor = loop_logit
         if DROPOUT:
-            row_id = loop_ids(rows, begins, gid, num_graph_edges)
-            factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, HEADS, SUM)
-        tile = load_rows(h, rows, begins, column, within, K * F, SUM)
+            loop_row_id = loop_ids(rows, begins, gid, num_graph_edges)
+            loop_factor = keep_factors(
+                loop_row_id, first_head, key, threshold, site, SCALE, HEADS, SUM
+            )
+        loop_tile = load_rows(h, rows, begins, column, within, K * F, SUM, HEADS)
         best, total, acc, steep_total, steep_acc = absorb(
-            logit, rises, factor, tile, best, total, acc, steep_total, steep_acc, DROPOUT, TRAIN
+            loop_logit,
+            loop_rises,
+            loop_factor,
+            loop_tile,
+            best,
+            total,
+            acc,
+            steep_total,
+            steep_acc,
+            DROPOUT,
+            TRAIN,
         )
 
     e, at, left = open_edges(begin, num_edges, UNROLL, LANES)
@@ -126,7 +138,7 @@ def forward_kernel(
         following = tl.load(col + at + (i + STEP), mask=i + STEP + e < left, other=0).to(tl.int64)
         if SELF_LOOP:
             live = live & (source != rows)
-        tile = load_rows(h, source, live, column, within, K * F, SUM)
+        tile = load_rows(h, source, live, column, within, K * F, SUM, HEADS)
         logit = _logits(own_score, src, source, edge, at + i, live, head, in_head, K, K)
         rises = logit > 0
         logit = tl.where(live[:, :, :, None], leaky(logit, SLOPE), float("-inf"))
@@ -139,7 +151,7 @@ def forward_kernel(
         )
         source = following
     highest, all_total, all_acc = close_lanes(best, total, acc)
-    _, steep_total, steep_acc = close_lanes(best, steep_total, steep_acc)
+    highest, steep_total, steep_acc = close_lanes(best, steep_total, steep_acc)
     store_softmax(
         own & (task >= num_parts),
         own & (task < num_parts),
@@ -253,13 +265,13 @@ def _edge_grads(
     WIDTH: tl.constexpr,
 ):
     """What out-edges add to grad_h [R, U, L, H, W], and gradients of their scores [R, U, L, H]."""
-    tile = load_rows(grad, far, live, column, within, K * F, SUM)
+    tile = load_rows(grad, far, live, column, within, K * F, SUM, HEADS)
     logit = _logits(own_score, stats + 3 * K, far, terms, spot, live, head, in_head, K, 4 * K)
     best = load_heads(stats, far, live, head, in_head, 4 * K)
     inverse = load_heads(stats + K, far, live, head, in_head, 4 * K)
     alpha = tl.where(live[:, :, :, None], tl.exp(leaky(logit, SLOPE) - best) * inverse, 0.0)
     inner = inner_products(
-        h, rows, mine, own_h, grad, far, live, tile, head, in_head, K, F, SUM, WIDTH
+        h, rows, mine, own_h, grad, far, live, tile, first_head, K, F, SUM, HEADS, WIDTH
     )
     weight = alpha
     if DROPOUT:
@@ -322,7 +334,7 @@ def backward_kernel(
     first_head, head, column, in_head, within, first_columns = open_columns(K, F, HEADS, WIDTH)
     mine, rows = own[:, None, None], target[:, None, None]
     own_score = load_heads(src, rows, mine, head, in_head, K)
-    own_h = load_rows(h, rows, mine, column, within, K * F, SUM)
+    own_h = load_rows(h, rows, mine, column, within, K * F, SUM, HEADS)
 
     acc = tl.zeros((ROWS, LANES, HEADS, WIDTH), SUM)
     score = tl.zeros((ROWS, LANES, HEADS), SUM)

@@ -17,6 +17,7 @@ from tiergnn.kernels.aggregate.gpu_kernels import RANGES, open_tasks
 from tiergnn.kernels.attention.gpu_gat import SCALARS
 from tiergnn.kernels.attention.gpu_softmax import (
     absorb,
+    block_columns,
     close_lanes,
     edge_ids,
     inner_products,
@@ -25,6 +26,7 @@ from tiergnn.kernels.attention.gpu_softmax import (
     leaky_slope,
     load_heads,
     load_rows,
+    load_vector,
     loop_ids,
     open_columns,
     open_edges,
@@ -45,13 +47,15 @@ def _pre(
     within,
     D: tl.constexpr,
     KF: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
     """The sum that leaky_relu bends, [R, U, L, H, W], for some columns."""
     pre = own_tile + there
-    for d in range(D):
-        value = tl.load(attr + spot * D + d, mask=live, other=0)
-        factor = tl.load(weight + d * KF + column, mask=within, other=0)
-        pre += value[:, :, :, None, None] * factor[None, None, None, :, :]
+    if D > 0:
+        for d in range(D):
+            value = tl.load(attr + spot * D + d, mask=live, other=0)
+            factor = load_vector(weight + d * KF, column, within, HEADS)
+            pre += value[:, :, :, None, None] * factor
     return pre
 
 
@@ -68,35 +72,30 @@ def _logits(
     weight,
     spot,
     att,
-    head,
+    first_head,
     column,
-    in_head,
     within,
     K: tl.constexpr,
     F: tl.constexpr,
     D: tl.constexpr,
     SLOPE: tl.constexpr,
     SUM: tl.constexpr,
+    HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """Logits of edges [R, U, L, H]; pre and the far ends' rows for this program's columns."""
-    there = load_rows(other, far, live, column, within, K * F, SUM)
-    pre = _pre(own_tile, there, attr, weight, spot, live, column, within, D, K * F)
-    factor = tl.load(att + column, mask=within, other=0)[None, None, None, :, :]
-    logit = tl.sum(leaky(pre, SLOPE) * factor, 4)
+    there = load_rows(other, far, live, column, within, K * F, SUM, HEADS)
+    pre = _pre(own_tile, there, attr, weight, spot, live, column, within, D, K * F, HEADS)
+    logit = tl.sum(leaky(pre, SLOPE) * load_vector(att, column, within, HEADS), 4)
     if F > WIDTH:
         logit *= 0
         for block in range(0, F, WIDTH):
-            feature = block + tl.arange(0, WIDTH)
-            columns = (head * F)[:, None] + feature[None, :]
-            inside = in_head[:, None] & (feature < F)[None, :]
-            left = load_rows(own, rows, mine, columns, inside, K * F, SUM)
-            right = load_rows(other, far, live, columns, inside, K * F, SUM)
-            bent = leaky(
-                _pre(left, right, attr, weight, spot, live, columns, inside, D, K * F), SLOPE
-            )
-            factor = tl.load(att + columns, mask=inside, other=0)[None, None, None, :, :]
-            logit += tl.sum(bent * factor, 4)
+            columns, inside = block_columns(first_head, block, K, F, HEADS, WIDTH)
+            left = load_rows(own, rows, mine, columns, inside, K * F, SUM, HEADS)
+            right = load_rows(other, far, live, columns, inside, K * F, SUM, HEADS)
+            both = _pre(left, right, attr, weight, spot, live, columns, inside, D, K * F, HEADS)
+            factor = load_vector(att, columns, inside, HEADS)
+            logit += tl.sum(leaky(both, SLOPE) * factor, 4)
     return logit, pre, there
 
 
@@ -147,7 +146,7 @@ def forward_kernel(
     task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
     first_head, head, column, in_head, within, first_columns = open_columns(K, F, HEADS, WIDTH)
     mine, rows = own[:, None, None], target[:, None, None]
-    own_tile = load_rows(dst, rows, mine, column, within, K * F, SUM)
+    own_tile = load_rows(dst, rows, mine, column, within, K * F, SUM, HEADS)
 
     best = tl.full((ROWS, LANES, HEADS), float("-inf"), SUM)
     total = tl.zeros((ROWS, LANES, HEADS), SUM)
@@ -155,17 +154,19 @@ def forward_kernel(
     if SELF_LOOP:  # the first lane of the task that begins a row starts with its loop
         begins = mine & (begin == tl.load(rowptr + target, mask=own, other=-1))[:, None, None]
         here = begins & (tl.arange(0, LANES) == 0)[None, None, :]
-        logit, _, there = _logits(
+        loop_logit, _loop_unbent, loop_there = _logits(
             dst, rows, mine, own_tile, src, rows, begins, loop, weight, rows, att,
-            head, column, in_head, within, K, F, D, SLOPE, SUM, WIDTH,
+            first_head, column, within, K, F, D, SLOPE, SUM, HEADS, WIDTH,
         )  # fmt: skip
-        logit = tl.where(here[:, :, :, None], logit, float("-inf"))
-        factor = logit
+        loop_logit = tl.where(here[:, :, :, None], loop_logit, float("-inf"))
+        loop_factor = loop_logit
         if DROPOUT:
-            row_id = loop_ids(rows, begins, gid, num_graph_edges)
-            factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, HEADS, SUM)
-        best, total, acc, _, _ = absorb(
-            logit, here, factor, there, best, total, acc, total, acc, DROPOUT, False
+            loop_row_id = loop_ids(rows, begins, gid, num_graph_edges)
+            loop_factor = keep_factors(
+                loop_row_id, first_head, key, threshold, site, SCALE, HEADS, SUM
+            )
+        best, total, acc, _steep_total, _steep_acc = absorb(
+            loop_logit, here, loop_factor, loop_there, best, total, acc, total, acc, DROPOUT, False
         )
 
     e, at, left = open_edges(begin, num_edges, UNROLL, LANES)
@@ -176,16 +177,16 @@ def forward_kernel(
         following = tl.load(col + at + (i + STEP), mask=i + STEP + e < left, other=0).to(tl.int64)
         if SELF_LOOP:
             live = live & (source != rows)
-        logit, _, there = _logits(
+        logit, _unbent, there = _logits(
             dst, rows, mine, own_tile, src, source, live, edge, weight, at + i, att,
-            head, column, in_head, within, K, F, D, SLOPE, SUM, WIDTH,
+            first_head, column, within, K, F, D, SLOPE, SUM, HEADS, WIDTH,
         )  # fmt: skip
         logit = tl.where(live[:, :, :, None], logit, float("-inf"))
         factor = logit
         if DROPOUT:
             row_id = edge_ids(at + i, live, eid)
             factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, HEADS, SUM)
-        best, total, acc, _, _ = absorb(
+        best, total, acc, _steep_total, _steep_acc = absorb(
             logit, live, factor, there, best, total, acc, total, acc, DROPOUT, False
         )
         source = following
@@ -204,6 +205,7 @@ def _coefficients(
     inner,
     stats,
     stat_row,
+    stat_live,
     live,
     row_id,
     first_head,
@@ -219,15 +221,17 @@ def _coefficients(
     HEADS: tl.constexpr,
 ):
     """Dropped-out coefficients of edges, and gradients of their logits, [R, U, L, H]."""
-    best = load_heads(stats, stat_row, live, head, in_head, 3 * K)
-    inverse = load_heads(stats + K, stat_row, live, head, in_head, 3 * K)
+    best = load_heads(stats, stat_row, stat_live, head, in_head, 3 * K)
+    inverse = load_heads(stats + K, stat_row, stat_live, head, in_head, 3 * K)
     alpha = tl.where(live[:, :, :, None], tl.exp(logit - best) * inverse, 0.0)
     weight = alpha
     if DROPOUT:
         factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, HEADS, SUM)
         weight *= factor
         inner *= factor
-    return weight, alpha * (inner - load_heads(stats + 2 * K, stat_row, live, head, in_head, 3 * K))
+    return weight, alpha * (
+        inner - load_heads(stats + 2 * K, stat_row, stat_live, head, in_head, 3 * K)
+    )
 
 
 @triton.jit(do_not_specialize=[*SCALARS, "num_dst"])
@@ -278,10 +282,10 @@ def source_kernel(
     """
     STEP: tl.constexpr = UNROLL * LANES
     task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
-    first_head, head, column, in_head, within, _ = open_columns(K, F, HEADS, WIDTH)
+    first_head, head, column, in_head, within, _first_columns = open_columns(K, F, HEADS, WIDTH)
     mine, rows = own[:, None, None], target[:, None, None]
-    own_tile = load_rows(src, rows, mine, column, within, K * F, SUM)
-    factor = tl.load(att + column, mask=within, other=0)[None, None, None, :, :]
+    own_tile = load_rows(src, rows, mine, column, within, K * F, SUM, HEADS)
+    factor = load_vector(att, column, within, HEADS)
 
     acc = tl.zeros((ROWS, LANES, HEADS, WIDTH), SUM)
     e, at, left = open_edges(begin, num_edges, UNROLL, LANES)
@@ -294,19 +298,19 @@ def source_kernel(
         spot = at + i
         if position is not None:
             spot = tl.load(position + spot, mask=live, other=0).to(tl.int64)
-        tile = load_rows(grad, far, live, column, within, K * F, SUM)
-        logit, pre, _ = _logits(
+        tile = load_rows(grad, far, live, column, within, K * F, SUM, HEADS)
+        logit, pre, _there = _logits(
             src, rows, mine, own_tile, dst, far, live, edge, weight, spot, att,
-            head, column, in_head, within, K, F, D, SLOPE, SUM, WIDTH,
+            first_head, column, within, K, F, D, SLOPE, SUM, HEADS, WIDTH,
         )  # fmt: skip
         inner = inner_products(
-            src, rows, mine, own_tile, grad, far, live, tile, head, in_head, K, F, SUM, WIDTH
+            src, rows, mine, own_tile, grad, far, live, tile, first_head, K, F, SUM, HEADS, WIDTH
         )
         row_id = spot
         if DROPOUT:
             row_id = edge_ids(spot, live, eid)
         value, bent = _coefficients(
-            logit, inner, stats, far, live, row_id, first_head, head, in_head,
+            logit, inner, stats, far, live, live, row_id, first_head, head, in_head,
             key, threshold, site, K, SCALE, DROPOUT, SUM, HEADS,
         )  # fmt: skip
         tile = value[:, :, :, :, None] * tile
@@ -318,19 +322,19 @@ def source_kernel(
         begins = own & (target < num_dst)
         begins = begins & (begin == tl.load(rowptr + target, mask=own, other=-1))
         live = begins[:, None, None]
-        tile = load_rows(grad, rows, live, column, within, K * F, SUM)
-        logit, pre, _ = _logits(
+        tile = load_rows(grad, rows, live, column, within, K * F, SUM, HEADS)
+        logit, pre, _there = _logits(
             src, rows, mine, own_tile, dst, rows, live, loop, weight, rows, att,
-            head, column, in_head, within, K, F, D, SLOPE, SUM, WIDTH,
+            first_head, column, within, K, F, D, SLOPE, SUM, HEADS, WIDTH,
         )  # fmt: skip
         inner = inner_products(
-            src, rows, mine, own_tile, grad, rows, live, tile, head, in_head, K, F, SUM, WIDTH
+            src, rows, mine, own_tile, grad, rows, live, tile, first_head, K, F, SUM, HEADS, WIDTH
         )
         row_id = rows
         if DROPOUT:
             row_id = loop_ids(rows, live, gid, num_graph_edges)
         value, bent = _coefficients(
-            logit, inner, stats, rows, live, row_id, first_head, head, in_head,
+            logit, inner, stats, rows, live, live, row_id, first_head, head, in_head,
             key, threshold, site, K, SCALE, DROPOUT, SUM, HEADS,
         )  # fmt: skip
         tile = value[:, :, :, :, None] * tile
@@ -355,6 +359,7 @@ def _edge_grads(
     within,
     D: tl.constexpr,
     KF: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
     """What ``step``, gradients of pre, adds to edge features' and to their weight's gradients.
 
@@ -366,11 +371,12 @@ def _edge_grads(
         part = tl.sum(tl.sum(tl.sum(value[:, :, :, None, None] * step, 0), 0), 0)
         place = shared + d * KF + column
         so_far = tl.load(place, mask=within, other=0)
-        tl.store(place, so_far + part.to(tl.float64), mask=within)
+        part = tl.reshape(part, (column.shape[0],)).to(tl.float64)
+        tl.store(place, so_far + part, mask=within)
         tl.debug_barrier()  # the next step may read it by other threads
         if grad_attr is not None:
-            factor = tl.load(weight + d * KF + column, mask=within, other=0)
-            share = tl.sum(tl.sum(step * factor[None, None, None, :, :], 4), 3)
+            factor = load_vector(weight + d * KF, column, within, HEADS)
+            share = tl.sum(tl.sum(step * factor, 4), 3)
             place = (spot * D + d) * tl.num_programs(1) + tl.program_id(1)
             tl.store(grad_attr + place, share, mask=live)
 
@@ -424,8 +430,8 @@ def destination_kernel(
     grad_edge [E, D, B] and grad_loop [P, D, B]: the shares of the B blocks of columns.
     """
     STEP: tl.constexpr = UNROLL * LANES
-    first_head, head, column, in_head, within, _ = open_columns(K, F, HEADS, WIDTH)
-    factor = tl.load(att + column, mask=within, other=0)[None, None, None, :, :]
+    first_head, head, column, in_head, within, _first_columns = open_columns(K, F, HEADS, WIDTH)
+    factor = load_vector(att, column, within, HEADS)
     shared += tl.program_id(0).to(tl.int64) * ((1 + D) * K * F)
     att_sum = tl.load(shared + column, mask=within, other=0)
     for group in range(first + tl.program_id(0) * ROWS, last, tl.num_programs(0) * ROWS):
@@ -435,8 +441,8 @@ def destination_kernel(
         num_edges = tl.load(size + task, mask=own, other=0)
         target = tl.load(row + task, mask=own, other=0).to(tl.int64)
         mine, rows = own[:, None, None], target[:, None, None]
-        own_tile = load_rows(dst, rows, mine, column, within, K * F, SUM)
-        own_grad = load_rows(grad, rows, mine, column, within, K * F, SUM)
+        own_tile = load_rows(dst, rows, mine, column, within, K * F, SUM, HEADS)
+        own_grad = load_rows(grad, rows, mine, column, within, K * F, SUM, HEADS)
         acc = tl.zeros((ROWS, LANES, HEADS, WIDTH), SUM)
         att_acc = tl.zeros((HEADS, WIDTH), SUM)
         e, at, left = open_edges(begin, num_edges, UNROLL, LANES)
@@ -450,17 +456,17 @@ def destination_kernel(
             spot = at + i
             logit, pre, there = _logits(
                 dst, rows, mine, own_tile, src, source, live, edge, weight, spot, att,
-                head, column, in_head, within, K, F, D, SLOPE, SUM, WIDTH,
+                first_head, column, within, K, F, D, SLOPE, SUM, HEADS, WIDTH,
             )  # fmt: skip
             inner = inner_products(
                 grad, rows, mine, own_grad, src, source, live, there,
-                head, in_head, K, F, SUM, WIDTH,
+                first_head, K, F, SUM, HEADS, WIDTH,
             )  # fmt: skip
             row_id = spot
             if DROPOUT:
                 row_id = edge_ids(spot, live, eid)
-            _, bent = _coefficients(
-                logit, inner, stats, rows, mine & live, row_id, first_head, head, in_head,
+            _value, bent = _coefficients(
+                logit, inner, stats, rows, mine, live, row_id, first_head, head, in_head,
                 key, threshold, site, K, SCALE, DROPOUT, SUM, HEADS,
             )  # fmt: skip
             bent = bent[:, :, :, :, None]
@@ -470,7 +476,7 @@ def destination_kernel(
             if D > 0:
                 _edge_grads(
                     step, edge, weight, grad_edge, shared + K * F, spot, live, column, within,
-                    D, K * F,
+                    D, K * F, HEADS,
                 )  # fmt: skip
             source = following
         sums = tl.sum(acc, 1)
@@ -479,17 +485,17 @@ def destination_kernel(
             live = begins[:, None, None]
             logit, pre, there = _logits(
                 dst, rows, mine, own_tile, src, rows, live, loop, weight, rows, att,
-                head, column, in_head, within, K, F, D, SLOPE, SUM, WIDTH,
+                first_head, column, within, K, F, D, SLOPE, SUM, HEADS, WIDTH,
             )  # fmt: skip
             inner = inner_products(
                 grad, rows, mine, own_grad, src, rows, live, there,
-                head, in_head, K, F, SUM, WIDTH,
+                first_head, K, F, SUM, HEADS, WIDTH,
             )  # fmt: skip
             row_id = rows
             if DROPOUT:
                 row_id = loop_ids(rows, live, gid, num_graph_edges)
-            _, bent = _coefficients(
-                logit, inner, stats, rows, live, row_id, first_head, head, in_head,
+            _value, bent = _coefficients(
+                logit, inner, stats, rows, live, live, row_id, first_head, head, in_head,
                 key, threshold, site, K, SCALE, DROPOUT, SUM, HEADS,
             )  # fmt: skip
             bent = bent[:, :, :, :, None]
@@ -499,9 +505,9 @@ def destination_kernel(
             if D > 0:
                 _edge_grads(
                     step, loop, weight, grad_loop, shared + K * F, rows, live, column, within,
-                    D, K * F,
+                    D, K * F, HEADS,
                 )  # fmt: skip
-        att_sum += att_acc.to(tl.float64)
+        att_sum += tl.reshape(att_acc, (HEADS * WIDTH,)).to(tl.float64)
         store_sums(own & (task >= num_parts), target, sums, grad_dst, column, within, K * F)
         if part_dst is not None:
             split = own & (task < num_parts)

@@ -17,19 +17,28 @@ from tiergnn.kernels.aggregate.gpu_kernels import RANGES, open_tasks
 
 
 @triton.jit
+def block_columns(
+    first_head, block, K: tl.constexpr, F: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Columns [H*W] of rows of K*F numbers, WIDTH of each head from ``block`` on; which exist."""
+    c = tl.arange(0, HEADS * WIDTH)
+    head = first_head + c // WIDTH
+    feature = block + c % WIDTH
+    return head * F + feature, (head < K) & (feature < F)
+
+
+@triton.jit
 def open_columns(K: tl.constexpr, F: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """This program's first head, heads [H], columns of a row [H, W], and which of both exist.
+    """This program's first head, heads [H] and columns [H*W], and which of both exist.
 
     The last result says whether it has the heads' first columns: one program writes what is one
     number a head.
     """
     blocks: tl.constexpr = (F + WIDTH - 1) // WIDTH
     first_head = tl.program_id(1) // blocks * HEADS
-    block = tl.program_id(1) % blocks
+    block = tl.program_id(1) % blocks * WIDTH
     head = first_head + tl.arange(0, HEADS)
-    feature = block * WIDTH + tl.arange(0, WIDTH)
-    column = head[:, None] * F + feature[None, :]
-    within = (head < K)[:, None] & (feature < F)[None, :]
+    column, within = block_columns(first_head, block, K, F, HEADS, WIDTH)
     return first_head, head, column, head < K, within, block == 0
 
 
@@ -43,17 +52,35 @@ def open_edges(begin, num_edges, UNROLL: tl.constexpr, LANES: tl.constexpr):
 @triton.jit
 def load_heads(x, at, live, head, in_head, STRIDE: tl.constexpr):
     """x[at, head], [R, U, L, H]; rows of x have STRIDE numbers, ``at`` is int64 [R, U, L]."""
-    place = at[:, :, :, None] * STRIDE + head[None, None, None, :]
-    mask = live[:, :, :, None] & in_head[None, None, None, :]
-    return tl.load(x + place, mask=mask, other=0)
+    size: tl.constexpr = at.shape[0] * at.shape[1] * at.shape[2]
+    place = tl.reshape(at, (size,))[:, None] * STRIDE + head[None, :]
+    mask = tl.reshape(live, (size,))[:, None] & in_head[None, :]
+    found = tl.load(x + place, mask=mask, other=0)
+    return tl.reshape(found, (at.shape[0], at.shape[1], at.shape[2], head.shape[0]))
 
 
 @triton.jit
-def load_rows(x, at, live, column, within, STRIDE: tl.constexpr, SUM: tl.constexpr):
-    """x[at, column], [R, U, L, H, W] in the dtype that is computed in."""
-    place = at[:, :, :, None, None] * STRIDE + column[None, None, None, :, :]
-    mask = live[:, :, :, None, None] & within[None, None, None, :, :]
-    return tl.load(x + place, mask=mask, other=0).to(SUM)
+def load_rows(
+    x, at, live, column, within, STRIDE: tl.constexpr, SUM: tl.constexpr, HEADS: tl.constexpr
+):
+    """x[at, column], [R, U, L, H, W] in the dtype that is computed in.
+
+    Loaded as [edges, columns]: with more axes some versions of Triton deal the threads of a warp
+    out to the wrong ones.
+    """
+    size: tl.constexpr = at.shape[0] * at.shape[1] * at.shape[2]
+    width: tl.constexpr = column.shape[0] // HEADS
+    place = tl.reshape(at, (size,))[:, None] * STRIDE + column[None, :]
+    mask = tl.reshape(live, (size,))[:, None] & within[None, :]
+    found = tl.load(x + place, mask=mask, other=0).to(SUM)
+    return tl.reshape(found, (at.shape[0], at.shape[1], at.shape[2], HEADS, width))
+
+
+@triton.jit
+def load_vector(x, column, within, HEADS: tl.constexpr):
+    """x[column], [1, 1, 1, H, W]: the same for all edges."""
+    found = tl.load(x + column, mask=within, other=0)
+    return tl.reshape(found, (1, 1, 1, HEADS, column.shape[0] // HEADS))
 
 
 @triton.jit
@@ -66,27 +93,25 @@ def inner_products(
     y_at,
     y_live,
     y_tile,
-    head,
-    in_head,
+    first_head,
     K: tl.constexpr,
     F: tl.constexpr,
     SUM: tl.constexpr,
+    HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """<x[x_at, k], y[y_at, k]> for every head, [R, U, L, H].
 
     The tiles are this program's columns of the rows: whole heads unless these are wider than WIDTH.
     """
-    if F <= WIDTH:
-        out = tl.sum(x_tile * y_tile, 4)
-    else:
-        out = tl.sum(x_tile * y_tile, 4) * 0
+    out = tl.sum(x_tile * y_tile, 4)
+    if F > WIDTH:
+        out *= 0
         for block in range(0, F, WIDTH):
-            feature = block + tl.arange(0, WIDTH)
-            column = (head * F)[:, None] + feature[None, :]
-            within = in_head[:, None] & (feature < F)[None, :]
-            left = load_rows(x, x_at, x_live, column, within, K * F, SUM)
-            out += tl.sum(left * load_rows(y, y_at, y_live, column, within, K * F, SUM), 4)
+            column, within = block_columns(first_head, block, K, F, HEADS, WIDTH)
+            left = load_rows(x, x_at, x_live, column, within, K * F, SUM, HEADS)
+            right = load_rows(y, y_at, y_live, column, within, K * F, SUM, HEADS)
+            out += tl.sum(left * right, 4)
     return out
 
 
@@ -204,20 +229,26 @@ def close_lanes(best, total, acc):
 
 
 @triton.jit
+def round_to(value, pointer):
+    """The value in the dtype that the pointer's memory holds."""
+    if pointer.dtype.element_ty != tl.float64:  # no direct way from float64 to 16 bits
+        value = value.to(tl.float32)
+    return value.to(pointer.dtype.element_ty)
+
+
+@triton.jit
 def store_sums(kept, row, sums, out, column, within, STRIDE: tl.constexpr):
     """out[row, column] = sums [R, H, W] where ``kept`` [R]."""
-    place = row[:, None, None] * STRIDE + column[None, :, :]
-    mask = kept[:, None, None] & within[None, :, :]
-    tl.store(out + place, sums.to(out.dtype.element_ty), mask=mask)
+    place = row[:, None] * STRIDE + column[None, :]
+    flat = tl.reshape(sums, (row.shape[0], column.shape[0]))
+    tl.store(out + place, round_to(flat, out), mask=kept[:, None] & within[None, :])
 
 
 @triton.jit
 def store_scores(kept, row, scores, out, head, in_head, STRIDE: tl.constexpr):
     """out[row, head] = scores [R, H] where ``kept`` [R]."""
-    mask = kept[:, None] & in_head[None, :]
-    tl.store(
-        out + row[:, None] * STRIDE + head[None, :], scores.to(out.dtype.element_ty), mask=mask
-    )
+    place = row[:, None] * STRIDE + head[None, :]
+    tl.store(out + place, round_to(scores, out), mask=kept[:, None] & in_head[None, :])
 
 
 @triton.jit
@@ -280,6 +311,7 @@ def merge_kernel(
     best,
     total,
     acc,
+    order,
     out,
     out_best,
     out_inverse,
@@ -304,10 +336,13 @@ def merge_kernel(
     UNROLL: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Merge softmaxes best [Q, K], total [2, Q, K], acc [2, Q, K*F]; num_before is their Q."""
+    """Merge softmaxes best [Q, K], total [2, Q, K], acc [2, Q, K*F]; num_before is their Q.
+
+    order [Q]: the parts by row and edge, as the tasks name them.
+    """
     STEP: tl.constexpr = UNROLL * LANES
     task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
-    _, head, column, in_head, within, first_columns = open_columns(K, F, HEADS, WIDTH)
+    _first_head, head, column, in_head, within, first_columns = open_columns(K, F, HEADS, WIDTH)
     e, at, left = open_edges(begin, num_edges, UNROLL, LANES)
     run_best = tl.full((ROWS, LANES, HEADS), float("-inf"), tl.float64)
     run_total = tl.zeros((ROWS, LANES, HEADS), tl.float64)
@@ -316,7 +351,7 @@ def merge_kernel(
     run_steep_acc = tl.zeros((ROWS, LANES, HEADS, WIDTH), tl.float64)
     for i in range(0, tl.max(num_edges, 0), STEP):
         live = i + e < left
-        place = at + i
+        place = tl.load(order + at + i, mask=live, other=0).to(tl.int64)
         new_best = load_heads(best, place, live, head, in_head, K).to(tl.float64)
         new_best = tl.where(live[:, :, :, None], new_best, float("-inf"))
         highest = tl.maximum(run_best, tl.max(new_best, 1))
@@ -325,17 +360,17 @@ def merge_kernel(
         run_best = highest
         more = load_heads(total, place, live, head, in_head, K).to(tl.float64)
         run_total = run_total * old + tl.sum(more * new, 1)
-        tile = load_rows(acc, place, live, column, within, K * F, tl.float64)
+        tile = load_rows(acc, place, live, column, within, K * F, tl.float64, HEADS)
         run_acc = run_acc * old[:, :, :, None] + tl.sum(tile * new[:, :, :, :, None], 1)
         if TRAIN:
             place += num_before
             more = load_heads(total, place, live, head, in_head, K).to(tl.float64)
             run_steep_total = run_steep_total * old + tl.sum(more * new, 1)
-            tile = load_rows(acc, place, live, column, within, K * F, tl.float64)
+            tile = load_rows(acc, place, live, column, within, K * F, tl.float64, HEADS)
             more = tl.sum(tile * new[:, :, :, :, None], 1)
             run_steep_acc = run_steep_acc * old[:, :, :, None] + more
     highest, all_total, all_acc = close_lanes(run_best, run_total, run_acc)
-    _, steep_total, steep_acc = close_lanes(run_best, run_steep_total, run_steep_acc)
+    highest, steep_total, steep_acc = close_lanes(run_best, run_steep_total, run_steep_acc)
     store_softmax(
         own & (task >= num_parts),
         own & (task < num_parts),
