@@ -268,6 +268,23 @@ def test_a_torn_line_of_the_journal_does_not_count(tmp_path):
     assert files(tmp_path / "g") == want
 
 
+def test_a_folder_inside_of_its_source(tmp_path, caplog):
+    """What a killed ingest leaves there is no change of the source."""
+    source = tmp_path / "set"
+    source.mkdir()
+    np.save(source / "edge_index.npy", np.random.default_rng(0).integers(0, 60, (2, 700)))
+    calls = iter(range(6))
+
+    def progress(phase, done, total):
+        if next(calls, None) is None:
+            raise Stop
+
+    with pytest.raises(Stop):
+        ingest(source, source / "graph", progress=progress, memory=MEMORY)
+    ingest(source, source / "graph", memory=MEMORY)
+    assert "taking up the interrupted ingest" in caplog.text
+
+
 def test_two_ingests_of_one_folder(tmp_path):
     other = Workspace(tmp_path / "g", {})
     (tmp_path / "text.txt").write_text("0 1\n")

@@ -129,7 +129,7 @@ def ingest(
         "format": format,
         "memory_bytes": memory_bytes,
         "options": options.as_json(),
-        "files": _identity(src, options),
+        "files": _identity(src, out, options),
     }
     with FolderWriter(out, overwrite=overwrite) as writer:
         workspace = Workspace(out, key, resume=resume)
@@ -156,15 +156,17 @@ def _working_bytes(memory_bytes: int) -> int:
     return max(memory_bytes - INTERPRETER_BYTES, memory_bytes // 4)
 
 
-def _identity(src: Path, options: Options) -> list[list[Any]]:
+def _identity(src: Path, out: Path, options: Options) -> list[list[Any]]:
     """Path, size and time of change of every file that is read."""
-    found = []
+    found, ours = [], os.path.realpath(out)
     for path in (src, options.nodes, options.features, options.labels, options.splits):
         if path is None:
             continue
         with store_errors("read", path):
             files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
             for file in files:
+                if os.path.realpath(file).startswith(ours):
+                    continue  # what an earlier ingest left, where OUT is inside of SRC
                 stat = file.stat()
                 found.append([os.path.abspath(file), stat.st_size, stat.st_mtime_ns])
     return found

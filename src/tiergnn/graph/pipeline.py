@@ -97,6 +97,12 @@ class Pipeline:
                 "one_based=True is for dense ids; names and relabelled ids begin nowhere",
                 hint="leave one_based out",
             )
+        if source.edges.names and options.num_nodes is not None:
+            raise ConfigError(
+                f"num_nodes={options.num_nodes} is for dense ids, and these are names: "
+                "the nodes are those that the files name",
+                hint="nodes=FILE, a table with one row a node, adds nodes without edges",
+            )
         if nodes is not None and source.has_rows:
             raise ConfigError(
                 f"{self._src} holds rows of nodes by position already",

@@ -33,13 +33,8 @@ def sniff(path: Path) -> bool:
 def open_pt(path: Path, options: Options, scratch: Path) -> Source:
     """Tensors stay in the file, memory-mapped. Nothing but tensors and plain values is loaded."""
     held, is_mapped = _load(path)
-    if isinstance(held, list | tuple) and held and isinstance(held[0], dict):
-        # What PyG's InMemoryDataset saves: the data, then where each of many graphs begins.
-        slices = held[1] if len(held) > 1 and isinstance(held[1], dict) else {}
-        num_graphs = max((len(ends) - 1 for ends in slices.values()), default=1)
-        if num_graphs > 1:
-            raise GraphError(f"the file holds {num_graphs} graphs, wanted one", culprit=str(path))
-        held = held[0]
+    if isinstance(held, list | tuple):
+        held = _one_graph(list(held), path)
     if not isinstance(held, dict):
         raise GraphError(
             f"wanted a dict of tensors, had {type(held).__name__}",
@@ -50,6 +45,15 @@ def open_pt(path: Path, options: Options, scratch: Path) -> Source:
     for key, value in held.items():
         arrays |= _arrays(str(key), value, path, is_mapped)
     return open_bundle("pyg", path.name, arrays, options)
+
+
+def _one_graph(parts: list[Any], path: Path) -> Any:
+    """What PyG's InMemoryDataset saves: the data, then where each of many graphs begins in it."""
+    slices = parts[1] if len(parts) > 1 and isinstance(parts[1], dict) else {}
+    num_graphs = max((len(ends) - 1 for ends in slices.values()), default=1)
+    if num_graphs > 1:
+        raise GraphError(f"the file holds {num_graphs} graphs, wanted one", culprit=str(path))
+    return parts[0] if parts else parts
 
 
 def _load(path: Path) -> tuple[Any, bool]:

@@ -104,7 +104,7 @@ class TableEdges:
         )
         self._weight = self._find_weight(options)
         kinds = {table.kind(self._src), table.kind(self._dst)}
-        self.names = options.ids == "names" or (options.ids != "dense" and kinds != {"int"})
+        self.names = options.ids == "names" or (options.ids != "dense" and "text" in kinds)
         self.weight = None if self._weight is None else table.dtype(self._weight)
         self.attr = None
         if self._features:
