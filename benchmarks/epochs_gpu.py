@@ -1,0 +1,202 @@
+"""Whole epochs on one GPU: forward, backward and Adam, the same PyG model run by us and by PyG.
+
+PyG runs in the named form: its layers over a torch CSR matrix, or over an edge list under
+torch.compile. Peak memory counts everything that the process holds on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric import nn as pyg
+
+from gpu_graphs import RMAT, rmat
+from provenance import RESULTS, provenance
+from tiergnn.graph.csr import Graph
+from tiergnn.graph.table import Table
+from tiergnn.kernels.block import Block
+from tiergnn.runtime.executor import Resident
+
+# model, graph, PyG's best form
+CASES = {
+    "gcn 2x16": (("reddit", "csr"), ("products", "coo compiled")),
+    "gcn 3x256": (("products", "csr"),),
+    "sage 3x256": (("reddit", "csr"), ("products", "csr")),
+    "gin 5x64": (("reddit", "csr"), ("products", "csr")),
+    "gat 2x8x8": (("reddit", "coo compiled"), ("products", "coo compiled")),
+    "gat 2x8x32": (("products/8", "coo compiled"),),
+}
+
+
+class Net(nn.Module):
+    """Convolutions with relu and dropout between them."""
+
+    def __init__(self, convs: list[nn.Module]) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(convs)
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        for conv in self.convs[:-1]:
+            x = F.dropout(F.relu(conv(x, edge_index)), p=0.5, training=self.training)
+        return self.convs[-1](x, edge_index)
+
+
+def build(model: str, features: int, classes: int) -> Net:
+    kind, _, sizes = model.partition(" ")
+    layers, *rest = (int(size) for size in sizes.split("x"))
+    if kind == "gat":
+        heads, width = rest
+        return Net([pyg.GATConv(features, width, heads), pyg.GATConv(heads * width, classes, 1)])
+    widths = [features, *[rest[0]] * (layers - 1), classes]
+    pairs = list(pairwise(widths))
+    if kind == "gcn":
+        return Net([pyg.GCNConv(a, b, cached=True) for a, b in pairs])
+    if kind == "sage":
+        return Net([pyg.SAGEConv(a, b) for a, b in pairs])
+    hidden = [(a, rest[0], b) for a, b in pairs]
+    return Net([pyg.GINConv(pyg.MLP([*w], norm="batch_norm")) for w in hidden])
+
+
+def run(step: Callable[[int], float], epochs: int) -> dict[str, Any]:
+    """Seconds an epoch (the median, after two others), the last loss, and peak memory."""
+    seconds = []
+    torch.cuda.reset_peak_memory_stats()
+    for epoch in range(epochs + 2):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        loss = step(epoch)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return {
+        "ms": 1000 * sorted(seconds[2:])[epochs // 2],
+        "first_s": seconds[0],
+        "loss": loss,
+        "peak_GiB": torch.cuda.max_memory_allocated() / 2**30,
+    }
+
+
+def ours(model: Net, graph: Graph, y: Tensor, epochs: int, dtype: torch.dtype) -> dict[str, Any]:
+    resident = Resident(model, graph, device="cuda", dtype=dtype)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(epoch: int) -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = resident.train_step(lambda out: F.cross_entropy(out.float(), y), epoch)
+        optimizer.step()
+        return loss
+
+    return run(step, epochs)
+
+
+def theirs(
+    model: Net, block: Block, x: Tensor, y: Tensor, form: str, epochs: int
+) -> dict[str, Any]:
+    if form == "csr":
+        ones = torch.ones(block.num_edges, device="cuda")
+        shape = block.num_dst, block.num_src
+        edges = torch.sparse_csr_tensor(block.rowptr, block.col.long(), ones, shape)
+    else:
+        edges = torch.stack([block.col.long(), block.edge_dst])
+    model = model.cuda().train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    call = torch.compile(model, dynamic=False) if "compiled" in form else model
+
+    def step(epoch: int) -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(call(x, edges), y)
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return run(step, epochs)
+
+
+def attempt(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return call()
+    except torch.OutOfMemoryError as error:
+        return {"out_of_memory": str(error).splitlines()[0]}
+    finally:
+        gc.collect()
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+
+
+def line(row: dict[str, Any]) -> str:
+    def told(found: dict[str, Any] | None) -> str:
+        if found is None:
+            return "-"
+        if "ms" not in found:
+            return "out of memory"
+        return f"{found['ms']:8.2f} ms {found['peak_GiB']:6.2f} GiB loss {found['loss']:.3f}"
+
+    theirs_ms, ours_ms = (row.get(who, {}).get("ms") for who in ("pyg", "tiergnn"))
+    ratio = f"{theirs_ms / ours_ms:5.2f}x" if theirs_ms and ours_ms else "     -"
+    bf16 = row.get("tiergnn_bf16")
+    return (
+        f"{row['model']:11} {row['graph']:10} {told(row.get('tiergnn'))} | "
+        f"bf16 {told(bf16)} | {row['form']}: {told(row.get('pyg'))} {ratio}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--graphs", nargs="+", default=list(RMAT), choices=RMAT)
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="beside float32")
+    parser.add_argument("--shrink", type=int, default=1, help="graphs this many times smaller")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    record: dict[str, Any] = {**provenance(), "gpu": torch.cuda.get_device_name(), "rows": []}
+    args.out.mkdir(parents=True, exist_ok=True)
+    for graph_name in args.graphs:
+        _, _, _, features, classes = RMAT[graph_name]
+        block = rmat(graph_name, "cuda", shrink=args.shrink)
+        x = np.random.default_rng(0).standard_normal((block.num_dst, features), np.float32)
+        y = torch.randint(classes, (block.num_dst,), device="cuda")
+        graph = Graph(
+            rowptr=block.rowptr.cpu().numpy(),
+            col=block.col.cpu().numpy(),
+            x=Table(data=x, dtype="float32"),
+        )
+        for model, places in CASES.items():
+            form = dict(places).get(graph_name)
+            if model not in args.models or form is None:
+                continue
+            row: dict[str, Any] = {"model": model, "graph": graph_name, "form": form}
+
+            def made(model: str = model, sizes: tuple[int, int] = (features, classes)) -> Net:
+                torch.manual_seed(0)
+                return build(model, *sizes)
+
+            for name, dtype in (("tiergnn", torch.float32), ("tiergnn_bf16", torch.bfloat16)):
+                if dtype == torch.float32 or args.bf16:
+                    row[name] = attempt(
+                        lambda d=dtype, g=graph, y=y: ours(made(), g, y, args.epochs, d)
+                    )
+            if not args.no_peers:
+                row["pyg"] = attempt(
+                    lambda b=block, x=x, y=y, f=form: theirs(
+                        made(), b, torch.from_numpy(x).cuda(), y, f, args.epochs
+                    )
+                )
+            record["rows"].append(row)
+            print(line(row), flush=True)
+            (args.out / "epochs_gpu.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
