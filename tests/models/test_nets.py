@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -41,7 +42,7 @@ def make(name):
 
 def gradients(net, out, inputs):
     """Of a weighted sum of the output: of parameters and inputs, by name."""
-    weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
+    weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
     (out * weights).sum().backward()
     found = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
     return found | {n: v.grad for n, v in inputs.items() if v.grad is not None}
@@ -159,6 +160,21 @@ def test_odd_graphs(name, graph):
             trace(net, {"x": x}, training=True).run({"x": x}, block, KEY)
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("name", NETS)
+def test_no_nodes(name, training):
+    """A graph of nothing gives nothing, and gradients of 0."""
+    net = make(name)
+    none = torch.zeros(0, dtype=torch.float64)
+    inputs = inputs_of(name, none.view(0, WIDTH), none, none.view(0, 3))
+    block = edges_of(torch.zeros(2, 0, dtype=torch.int64), 0).block
+    out = trace(net, inputs, training=training).run(inputs, block, KEY)
+    assert out.shape == (0, CLASSES)
+    out.sum().backward()
+    assert all(p.grad is None or not p.grad.any() for p in net.parameters())
+    assert all(torch.isfinite(b).all() for b in net.buffers() if b.is_floating_point())
+
+
 def test_program_follows_the_model(data):
     """A program reads the model's parameters and buffers when it runs: nothing is copied."""
     net = make("deep")
@@ -174,6 +190,31 @@ def test_program_follows_the_model(data):
     state = {name: value + 0.1 for name, value in make("deep").state_dict().items()}
     net.load_state_dict(state)
     assert_close(program.run({"x": x}, block), net(x, data.edge_index), 1e-12)
+
+
+def test_no_grad_inside_of_forward(data):
+    """A model that stops gradients stops them in the program, even traced without gradients."""
+
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encode = pyg.SAGEConv(WIDTH, 8)
+            self.conv = pyg.GCNConv(8, CLASSES)
+            self.gate = nn.Parameter(torch.ones(8))
+
+        def forward(self, x, edge_index):
+            with torch.no_grad():
+                h = self.encode(x, edge_index).relu()
+            return self.conv(h * self.gate, edge_index)
+
+    net = Frozen().double()
+    x = rows(data.num_nodes, WIDTH)
+    with torch.no_grad():
+        program = trace(net, {"x": x}, training=True)
+    got = program.run({"x": x}, edges_of(data.edge_index, data.num_nodes).block)
+    assert_close(got, net(x, data.edge_index), 1e-12)
+    found = gradients(net, got, {})
+    assert found.keys() == {"gate", "conv.bias", "conv.lin.weight"}
 
 
 def test_the_models_mode_is_its_own(data):

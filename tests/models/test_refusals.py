@@ -51,6 +51,11 @@ def view_changed(net, x, edge_index):
     return h * 2
 
 
+def autocast(net, x, edge_index):
+    with torch.autocast("cpu", torch.bfloat16):
+        return net.lin(x)
+
+
 # forward, a part of the message (the operation and why), a part of the line.
 REFUSED = {
     "mean": (lambda net, x, e: x - x.mean(0), r"mean\(x, 0\).*V rows into \[6\]"),
@@ -112,6 +117,13 @@ REFUSED = {
     "transpose": (lambda net, x, e: net.conv(x, e.t()), "edge_index.t"),
     "other edges": (lambda net, x, e: net.conv(x, net.edges), "edges that are not the graph's"),
     "buffer": (lambda net, x, e: x + net.kept.add_(1.0), "changed in place"),
+    "constant dropped": (
+        lambda net, x, e: x * F.dropout(torch.ones(6)),
+        "dropout of a constant would be drawn once",
+    ),
+    "constant changed": (lambda net, x, e: torch.zeros(10, 6).add_(x), "changed in place"),
+    "spectral": (lambda net, x, e: net.spectral(x), "Linear changes its buffers at every call"),
+    "autocast": (autocast, "autocast inside of forward"),
     "edges and rows": (
         lambda net, x, e, edge_weight: x * edge_weight,
         "of nodes and of edges meet",
@@ -129,6 +141,7 @@ def make(function):
             self.conv = pyg.GCNConv(6, 6)
             self.lin = nn.Linear(6, 6)
             self.alpha = nn.AlphaDropout()
+            self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
             self.norm = pyg.GraphNorm(6)
             self.attend = nn.MultiheadAttention(6, 2)
             self.lstm = nn.LSTM(6, 6, num_layers=2, dropout=0.5, batch_first=True)

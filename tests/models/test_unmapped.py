@@ -68,6 +68,12 @@ class Drawing(pyg.SimpleConv):
         return super().forward(x, edge_index) * torch.rand(1, dtype=x.dtype)
 
 
+def hooked():
+    layer = pyg.GCNConv(WIDTH, 4)
+    layer.register_forward_hook(lambda module, given, out: 2 * out)
+    return layer
+
+
 # name: (layer, what it takes of the edges, whether it takes pairs of rows)
 RUN = {
     "graph": (lambda: pyg.GraphConv(WIDTH, 4), "weight"),
@@ -95,10 +101,11 @@ REFUSED = {
         lambda: type("Mine", (pyg.GCNConv,), {})(WIDTH, 4),
         "reads more than a node's in-edges",
     ),
-    "maximum": (lambda: pyg.GCNConv(WIDTH, 4, aggr="max"), "reads more than a node's in-edges"),
+    "maximum": (lambda: pyg.GCNConv(WIDTH, 4, aggr="max"), "with aggr='max' gives other rows"),
     "batch norm inside": (lambda: pyg.CGConv(WIDTH, batch_norm=True), "reads more than a node's"),
-    "backwards": (lambda: pyg.GraphConv(WIDTH, 4, flow="target_to_source"), "flow="),
-    "backwards gcn": (lambda: pyg.GCNConv(WIDTH, 4, flow="target_to_source"), "flow="),
+    "backwards": (lambda: pyg.GraphConv(WIDTH, 4, flow="target_to_source"), "flow backwards"),
+    "backwards gcn": (lambda: pyg.GCNConv(WIDTH, 4, flow="target_to_source"), "with flow="),
+    "hooked": (hooked, "GCNConv with forward hooks"),
     "negative samples": (lambda: pyg.SuperGATConv(WIDTH, 4), "draws its own random numbers"),
     "drawing": (Drawing, "draws its own random numbers"),
     "caching": (Caching, "keeps seen"),

@@ -42,5 +42,5 @@ def unlike_ours(conv: nn.Module, aggregations: tuple[str, ...]) -> str | None:
         value = getattr(conv, option, allowed[0])
         if value not in allowed and option != "decomposed_layers":  # which changes no number
             return f"{option}={value!r}"
-    hooks = [name for name, value in vars(conv).items() if "hooks" in name and value]
-    return f"hooks in {hooks[0]}" if hooks else None
+    hooks = [n for n, value in vars(conv).items() if "ward" in n and "hooks" in n and value]
+    return f"{hooks[0].strip('_').replace('_', ' ')}" if hooks else None

@@ -46,17 +46,24 @@ def as_ours(m: nn.Module) -> Any:
 
     They share one ``__dict__``, so that whatever changes in one changes in the other.
     """
-    layer = LAYERS.get(type(m).__name__)
-    if layer is None or not type(m).__module__.startswith("torch_geometric.nn.conv."):
-        return None
-    aggregations = AGGREGATIONS if layer.__name__ == "SAGEConv" else ("add", "sum")
-    if unlike_ours(m, aggregations) is not None:
-        return None
-    if isinstance(getattr(m, "fill_value", None), str) and m.fill_value not in ops.FILLS:
+    layer = LAYERS.get(type(m).__name__) if _is_pygs(m) else None
+    if layer is None or _unlike_ours(m):
         return None
     ours = object.__new__(layer)
     object.__setattr__(ours, "__dict__", m.__dict__)
     return ours
+
+
+def _is_pygs(m: nn.Module) -> bool:
+    return type(m).__module__.startswith("torch_geometric.nn.conv.")
+
+
+def _unlike_ours(m: nn.Module) -> str | None:
+    """Which option keeps a layer that we have from running as ours; None when none does."""
+    fill = getattr(m, "fill_value", None)
+    if isinstance(fill, str) and fill not in ops.FILLS:
+        return f"fill_value={fill!r}"
+    return unlike_ours(m, AGGREGATIONS if type(m).__name__ == "SAGEConv" else ("add", "sum"))
 
 
 def is_message_passing(m: nn.Module) -> bool:
@@ -79,8 +86,10 @@ class Signature(NamedTuple):
 def call_layer(tracer: ModelTracer, m: nn.Module, args: tuple, kwargs: dict) -> Any:
     """One node for a layer as it stands; refuses one that no part could run."""
     name = type(m).__name__
+    if _is_pygs(m) and name in LAYERS:
+        name = f"{name} with {_unlike_ours(m)}"
     if getattr(m, "flow", "source_to_target") != "source_to_target":
-        tracer.refuse(f"{name} with flow={m.flow!r}", hint="reverse the edges at ingest")
+        tracer.refuse(f"{name}: messages flow backwards", hint="reverse the edges at ingest")
     try:
         given = inspect.signature(m.forward).bind(*args, **kwargs).arguments
     except TypeError as error:

@@ -53,7 +53,8 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor], *, training: bool) -> 
     root = _Root(model, tracer, tuple(inputs))
     with _mode(model, training), _unchanged(model), _no_draws(tracer):
         try:
-            graph = tracer.trace(root)
+            with torch.enable_grad():  # so that a no_grad of the model's own is seen
+                graph = tracer.trace(root)
         except TiergnnError:
             raise
         except Exception as error:
@@ -269,10 +270,12 @@ class _Draws(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        name = rowlocal.name_of(func)
+        name, kwargs = rowlocal.name_of(func), kwargs or {}
         if name in rowlocal.RANDOM and not self.tracer.paused:
             self.tracer.refuse(
                 f"{name} draws its own random numbers, once only when it is traced",
                 hint="Dropout or F.dropout",
             )
-        return func(*args, **(kwargs or {}))
+        if func in (torch.nn.functional.dropout, torch.dropout) and not self.tracer.paused:
+            return self.tracer.record("call_function", func, args, kwargs)
+        return func(*args, **kwargs)

@@ -102,12 +102,21 @@ class ModelTracer(Tracer):
         if path is None:
             path = self.get_fresh_qualname("_made_in_forward")
             setattr(self.root, path, m)
-        return self.record("call_module", path, args, kwargs, in_place=in_place)
+        buffers = [(b, b.clone()) for b in m.buffers()]
+        out = self.record("call_module", path, args, kwargs, in_place=in_place)
+        changed = [(b, before) for b, before in buffers if not torch.equal(b, before)]
+        for buffer, before in changed:
+            buffer.copy_(before)
+        if changed:
+            self.refuse(f"{type(m).__name__} changes its buffers at every call", hint="eval() it")
+        return out
 
     def dropout(self, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         """nn.Dropout and F.dropout: counter-based, by the ids of rows or edges."""
         if not training or p == 0:
             return x
+        if not is_traced(x):
+            self.refuse("dropout of a constant would be drawn once only", hint=_PARAMETER)
         kind = fact(x.node).kind
         if kind == "edges":
             out = ops.drop_edges(x, self.inputs["block"], p=p)
@@ -158,7 +167,7 @@ class ModelTracer(Tracer):
                 self.refuse(f"{name}(out=...) writes into a tensor", hint="use what it returns")
             target, changes = out_of_place(kind, target)
             in_place = in_place or changes
-        if in_place and fact(args[0].node).kind == "whole":
+        if in_place and not (is_traced(args[0]) and fact(args[0].node).kind in ("rows", "edges")):
             self.refuse("a parameter or a buffer is changed in place", hint="a new tensor")
         nodes = nodes_in(self, (args, kwargs))
         call = self._caller(kind, target)
@@ -218,6 +227,12 @@ class ModelTracer(Tracer):
         node = self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs))
         known.place, known.path = place_here("call_model"), self._path
         node.meta["fact"] = known
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            self.refuse("autocast inside of forward", hint="the dtype of the whole model")
+        made = isinstance(known.value, Tensor) and kind not in ("placeholder", "get_attr")
+        if made and not torch.is_grad_enabled():
+            node = self.create_node("call_method", "detach", (node,), {})  # as no_grad does
+            node.meta["fact"] = replace(known)
         return Traced(node, self)
 
     def create_arg(self, a: Any) -> Any:
@@ -307,5 +322,6 @@ _RANDOM_MODULES = (
     nn.Dropout2d,
     nn.Dropout3d,
 )
+_PARAMETER = "dropout of rows, or of a parameter or buffer of the model"
 _GIVEN = "the edge_index that forward is given"
 _DRAWS = "Dropout or F.dropout, whose masks are the same whatever computes them"
