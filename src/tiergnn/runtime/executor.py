@@ -45,7 +45,7 @@ class Resident:
         normalize_rows: bool = False,
         budget_bytes: int | None = None,
     ):
-        self.device, self.seed = torch.device(device), seed
+        self.device, self.seed = indexed(torch.device(device)), seed
         if graph.x is None and embedding is None:
             raise ConfigError("the graph has no node features", hint="features='degree'")
         self._meter = PeakMeter(self.device)
@@ -129,6 +129,13 @@ class Resident:
         if self._edge_attr is not None:
             inputs["edge_attr"] = self._edge_attr.values(rows)
         return inputs
+
+
+def indexed(device: torch.device) -> torch.device:
+    """``cuda`` as ``cuda:N`` of the current device, so that equal devices compare equal."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _bytes(tensor: Tensor | None) -> int:

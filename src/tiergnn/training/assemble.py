@@ -16,7 +16,7 @@ from tiergnn.graph.arrays import crc32_of_array
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.folder import read_manifest
 from tiergnn.models import zoo
-from tiergnn.runtime.executor import Resident
+from tiergnn.runtime.executor import Resident, indexed
 from tiergnn.runtime.memory import check_room
 from tiergnn.training.features import choose_features, feature_table
 from tiergnn.training.options import DTYPES, Options
@@ -53,7 +53,7 @@ def fingerprint(graph: Graph) -> dict[str, int]:
 def pick_device(name: str) -> torch.device:
     """ "auto" is CUDA where there is some. Raises ConfigError for a device that is not there."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return indexed(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -66,7 +66,7 @@ def pick_device(name: str) -> torch.device:
             f"there is no device {name}: CUDA devices here: {count}",
             hint="device='auto' or 'cpu'; `tiergnn doctor` says what this machine offers",
         )
-    return device
+    return indexed(device)
 
 
 def model_spec(model: Any, graph: Graph, features: str) -> dict[str, Any] | None:

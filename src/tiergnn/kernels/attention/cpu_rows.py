@@ -81,8 +81,14 @@ def cut(rowptr, num_rows, num_tasks, cuts):
 
 @njit(cache=True, nogil=True)
 def row_range(rows, task):
-    """First row of a task, and the row after the last that it may hold a share of."""
-    return rows.cuts[2 * task], min(rows.cuts[2 * task + 2] + 1, rows.num_rows)
+    """First row of a task, and the row after the last that it holds a share of.
+
+    A row that begins exactly where the next task does is that task's alone: a share of no edges
+    would bring the row's self-loop a second time.
+    """
+    last = rows.cuts[2 * task + 2]
+    shared = last < rows.num_rows and rows.cuts[2 * task + 3] > rows.rowptr[last]
+    return rows.cuts[2 * task], last + 1 if shared else last
 
 
 @njit(cache=True, nogil=True)
