@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -17,7 +16,7 @@ from tiergnn.errors import ConfigError, unknown
 
 BACKENDS = ("reference", "cpu", "gpu")
 _log = logging.getLogger("tiergnn")
-_chosen: ContextVar[str | None] = ContextVar("tiergnn_backend", default=None)
+_chosen: str | None = None  # of the whole process: backward runs on threads of torch's own
 _announced: set[tuple[str, str]] = set()
 
 
@@ -25,16 +24,17 @@ _announced: set[tuple[str, str]] = set()
 def use(name: str) -> Iterator[None]:
     """Run every op inside the block by the backend ``name``: reference, cpu or gpu.
 
-    The backward of an op runs by the backend of its forward, wherever it is called.
-    Raises ConfigError for an unknown name.
+    The choice is the process's, for all threads. The backward of an op runs by the backend of its
+    forward, wherever it is called. Raises ConfigError for an unknown name.
     """
+    global _chosen
     if name not in BACKENDS:
         raise unknown("backend", name, BACKENDS)
-    token = _chosen.set(name)
+    before, _chosen = _chosen, name
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _chosen = before
 
 
 def choose(device: torch.device) -> str:
@@ -44,7 +44,7 @@ def choose(device: torch.device) -> str:
     has Numba kernels, CUDA has Triton kernels, any other device runs plain torch. Raises
     ConfigError for a backend that is unknown or cannot read the device's memory.
     """
-    name = _chosen.get()
+    name = _chosen
     reason = "as the caller asked"
     if name is None:
         name = os.environ.get("TIERGNN_BACKEND") or None
@@ -58,7 +58,7 @@ def choose(device: torch.device) -> str:
             f"backend 'cpu' reads host memory, the tensors are on {device}",
             hint="'gpu' or 'reference', or move the model and the graph to the CPU",
         )
-    if (name, device.type) not in _announced:
+    if not torch.compiler.is_compiling() and (name, device.type) not in _announced:
         _announced.add((name, device.type))
         slow = name == "reference" and reason.startswith("since")
         _log.log(

@@ -6,9 +6,11 @@ Legend: P destinations, S sources, E edges, D columns.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numba
 import numpy as np
@@ -21,6 +23,10 @@ from tiergnn.kernels.backend import load
 if TYPE_CHECKING:
     from tiergnn.graph.csr import Graph
     from tiergnn.graph.table import Table
+
+
+_handles = count(1)
+_blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
 
 
 class Transposed(NamedTuple):
@@ -50,6 +56,7 @@ class Block:
     edge_attr: Tensor | None = None  # [E, D]
     num_graph_nodes: int | None = None  # of the whole graph; None: num_src
     num_graph_edges: int | None = None  # of the whole graph; None: num_edges
+    handle: int = field(init=False, repr=False, default=0)  # names it in ops: see ``by_handle``
 
     def __post_init__(self) -> None:
         if self.rowptr.dtype != torch.int64 or self.rowptr.dim() != 1 or not self.rowptr.numel():
@@ -63,14 +70,21 @@ class Block:
         rows = {"dst_gid": self.num_dst, "src_gid": self.num_src} | dict.fromkeys(
             ("eid", "edge_weight", "edge_attr"), self.num_edges
         )
-        for name, count in rows.items():
+        for name, num_rows in rows.items():
             value = getattr(self, name)
-            if value is not None and value.shape[0] != count:
-                raise GraphError(f"{name} needs {count} rows, has {_describe(value)}")
+            if value is not None and value.shape[0] != num_rows:
+                raise GraphError(f"{name} needs {num_rows} rows, has {_describe(value)}")
         for name in ("rowptr", "col"):  # the kernels walk both by plain pointers
             object.__setattr__(self, name, getattr(self, name).contiguous())
+        object.__setattr__(self, "handle", next(_handles))
+        _blocks[self.handle] = self
         object.__setattr__(self, "num_graph_nodes", self.num_graph_nodes or self.num_src)
         object.__setattr__(self, "num_graph_edges", self.num_graph_edges or self.num_edges)
+
+    @staticmethod
+    def by_handle(handle: int) -> Block:
+        """The living block that has this handle."""
+        return _blocks[handle]
 
     @property
     def num_dst(self) -> int:

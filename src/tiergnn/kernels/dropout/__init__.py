@@ -16,6 +16,7 @@ from tiergnn.kernels.dropout.reference import (
     WEYL_0,
     WEYL_1,
 )
+from tiergnn.kernels.library import define
 
 Key = tuple[int, int]
 _WORD = 0xFFFFFFFF
@@ -53,22 +54,36 @@ def scale(p: float) -> float:
     return 0.0 if p == 1.0 else 1.0 / (1.0 - p)
 
 
-class _Dropout(torch.autograd.Function):
-    """Linear in x, so that backward is the same call on the gradient: no mask is stored."""
+def _run(
+    x_ND: Tensor, gid_N: Tensor | None, p: float, key0: int, key1: int, site: int, name: str
+) -> Tensor:
+    module = backend.load("dropout", name)
+    return module.dropout(x_ND, gid_N, threshold(p), scale(p), key0, key1, site)
 
-    @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, gid_N: Tensor | None, p: float, key: Key, site: int):
-        ctx.save_for_backward(gid_N)
-        ctx.options = p, key, site
-        ctx.backend = backend.choose(x_ND.device)
-        module = backend.load("dropout", ctx.backend)
-        return module.dropout(x_ND, gid_N, threshold(p), scale(p), *key, site)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor):
-        (gid_N,) = ctx.saved_tensors
-        with backend.use(ctx.backend):
-            return _Dropout.apply(grads[0], gid_N, *ctx.options), None, None, None, None
+def _fake(x_ND: Tensor, *options: Any) -> Tensor:
+    return torch.empty_like(x_ND, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, gid_N, *ctx.options = inputs
+    ctx.save_for_backward(gid_N)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Dropout is linear: the same call on the gradient, so that no mask is stored."""
+    (gid_N,) = ctx.saved_tensors
+    return _op(grad, gid_N, *ctx.options), None, None, None, None, None, None
+
+
+_op = define(
+    "dropout",
+    "(Tensor x, Tensor? gid, float p, int key0, int key1, int site, str backend) -> Tensor",
+    run=_run,
+    fake=_fake,
+    keep=_keep,
+    backward=_backward,
+)
 
 
 def dropout(x_ND: Tensor, p: float, key: Key, site: int, gid: Tensor | None = None) -> Tensor:
@@ -87,4 +102,5 @@ def dropout(x_ND: Tensor, p: float, key: Key, site: int, gid: Tensor | None = No
     if threshold(p) == 0:
         return x_ND
     flat = x_ND.reshape(x_ND.shape[0], -1) if x_ND.numel() else x_ND.reshape(x_ND.shape[0], 0)
-    return _Dropout.apply(flat, gid, p, key, site).reshape(x_ND.shape)
+    name = backend.choose(x_ND.device)
+    return _op(flat, gid, p, *key, site, name).reshape(x_ND.shape)
