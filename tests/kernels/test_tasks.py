@@ -9,7 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiergnn.kernels.tasks import MOST, MOST_MERGED, Tasks, cut_rows, launches
+from tiergnn.kernels.tasks import (
+    DENSE_DEGREE,
+    MOST,
+    MOST_DENSE,
+    MOST_MERGED,
+    Tasks,
+    cut_rows,
+    launches,
+)
 
 DEGREES = st.lists(
     st.one_of(st.integers(0, 5), st.integers(0, 3 * MOST), st.just(200 * MOST)), max_size=30
@@ -55,7 +63,8 @@ def test_every_edge_belongs_to_one_task_in_order(degrees):
 @settings(max_examples=40, deadline=None)
 @given(degrees=DEGREES)
 def test_tasks_are_even(degrees):
-    tasks, most = cut_rows(as_rowptr(degrees)), MOST
+    most = MOST_DENSE if sum(degrees) >= DENSE_DEGREE * len(degrees) else MOST
+    tasks = cut_rows(as_rowptr(degrees))
     while tasks is not None:
         parts = tasks.size[: tasks.num_parts]
         assert parts.numel() == 0 or (parts.max() <= most and parts.min() >= most // 2)
@@ -83,14 +92,14 @@ def test_indices_are_as_narrow_as_they_can_be():
 
 
 def test_parts_stand_by_the_share_of_their_row_before_them():
-    tasks = cut_rows(as_rowptr([4 * MOST, 2 * MOST, 1]))
+    tasks = cut_rows(as_rowptr([4 * MOST, 2 * MOST, 1]), most=MOST)
     assert tasks.row.tolist() == [0, 1, 0, 0, 1, 0, 2]
     assert tasks.order.tolist() == [0, 2, 3, 5, 1, 4]
     assert tasks.start.tolist()[:6] == [MOST * k for k in (0, 4, 1, 2, 5, 3)]
 
 
 def test_a_hub_is_merged_in_levels():
-    tasks = cut_rows(as_rowptr([1, MOST * MOST_MERGED * 3]))
+    tasks = cut_rows(as_rowptr([1, MOST * MOST_MERGED * 3]), most=MOST)
     assert tasks.num_parts == MOST_MERGED * 3
     assert tasks.merge is not None
     assert tasks.merge.num_parts == 3
@@ -101,7 +110,7 @@ def test_a_hub_is_merged_in_levels():
 
 @pytest.mark.parametrize("edge", [4, 100])
 def test_launches_join_neighbouring_spans(edge):
-    tasks = cut_rows(as_rowptr([0, 1, 2, 3, 4, 9, 60, 100, 200, 900]))
+    tasks = cut_rows(as_rowptr([0, 1, 2, 3, 4, 9, 60, 100, 200, 900]), most=MOST)
     found = launches(tasks, lambda longest: longest > edge)
     assert [shape for _, shape in found] == [True, False]
     (high, _), (low, _) = found

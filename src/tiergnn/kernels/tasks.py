@@ -16,7 +16,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-MOST = 512  # edges of a task
+DENSE_DEGREE = 128  # the mean in-degree from which on tasks are large
+MOST, MOST_DENSE = 256, 1024  # edges of a task
 MOST_MERGED = 128  # parts that one task merges
 _SHARES = 1024  # of a row that parts are ordered by
 _INT32 = 2**31
@@ -58,15 +59,18 @@ class Tasks(NamedTuple):
         return self.order.numel()
 
 
-def cut_rows(rowptr: Tensor, *, most: int = MOST, names: Tensor | None = None) -> Tasks:
+def cut_rows(rowptr: Tensor, *, most: int | None = None, names: Tensor | None = None) -> Tasks:
     """The tasks of the rows of ``rowptr`` int64 [P+1], on its device, for which it waits.
 
-    No task has more than ``most`` edges, a power of two. ``names`` [P] stands in ``row`` in the
-    place of 0..P-1. Linear in P and Q.
+    No task has more than ``most`` edges, a power of two; None: by the mean degree, since small
+    parts share caches better, but are more to merge. ``names`` [P] stands in ``row`` in the place
+    of 0..P-1. Linear in P and Q.
     """
-    degree = rowptr.diff()
+    degree, num_edges = rowptr.diff(), int(rowptr[-1])
+    if most is None:
+        most = MOST_DENSE if num_edges >= DENSE_DEGREE * degree.numel() else MOST
     row_type = torch.int32 if degree.numel() < _INT32 else torch.int64
-    start_type = torch.int32 if int(rowptr[-1]) < _INT32 else torch.int64
+    start_type = torch.int32 if num_edges < _INT32 else torch.int64
     if names is None:
         names = torch.arange(degree.numel(), dtype=row_type, device=rowptr.device)
     long = degree > most

@@ -1,8 +1,9 @@
 """Aggregation in Triton: rows as even tasks, gathered in tiles and summed in registers.
 
-Within a task (at most ``tasks.MOST`` edges) the dtype of the sum is float32, or float64 for float64
-rows. Sums of tasks that share a row are merged in float64, in a fixed order, so that a row of 2**24
-and more ones sums exactly. No atomics: the same input gives the same bits. Row offsets are 64 bits.
+Within a task (at most ``tasks.MOST_DENSE`` edges) the dtype of the sum is float32, or float64 for
+float64 rows. Sums of tasks that share a row are merged in float64, in a fixed order, so that a row
+of 2**24 and more ones sums exactly. No atomics: the same input gives the same bits. Offsets of rows
+have 64 bits.
 
 Legend: P destinations, S sources, E edges, D columns, Q parts.
 """
@@ -26,13 +27,19 @@ from tiergnn.kernels.aggregate.gpu_kernels import (
     sum_kernel,
 )
 from tiergnn.kernels.aggregate.reference import wide
-from tiergnn.kernels.aggregate.shapes import Shape, shape_of, vector_of
+from tiergnn.kernels.aggregate.shapes import (
+    LINE_BYTES,
+    VECTOR_BYTES,
+    Shape,
+    power_of_two,
+    shape_of,
+    vector_of,
+)
 from tiergnn.kernels.tasks import Tasks, cut_rows, launches
 
 plan = cut_rows
 
-_LEAST_BYTES = 8  # of a load, or else rows are copied to be aligned
-_REUSE = 4  # edges a row from which on that copy pays
+_REUSE = 8  # edges a row from which on a copy pays that aligns the rows
 
 
 def weighted_sum(
@@ -49,15 +56,14 @@ def weighted_sum(
     out = torch.empty(rowptr.numel() - 1, columns, dtype=x_SD.dtype, device=x_SD.device)
     if not out.numel():
         return out
-    x = _aligned(dense_rows(x_SD), col.numel())
+    x = aligned(dense_rows(x_SD), col.numel())
     weight = None if weight_E is None else weight_E.detach().contiguous()
     edge = None if weight is None else edge_E
     with on(out):
         part = _parts_of(plan, x.shape[1], wide(x.dtype), out.device)
         for grid, given in over(plan, x):
-            sum_kernel[grid](
-                x, col, weight, edge, out, part, rowptr=None, **given, COLUMNS=columns, MEAN=mean
-            )
+            given |= {"rowptr": None, "COLUMNS": columns, "MEAN": mean}
+            sum_kernel[grid](x, col, weight, edge, out, part, **given)
         merge_sums(plan, part, rowptr if mean else None, out)
     return out
 
@@ -71,19 +77,9 @@ def merge_sums(tasks: Tasks, part: Tensor | None, rowptr: Tensor | None, out: Te
         assert part is not None
         order, tasks, table = tasks.order, tasks.merge, part
         part = _parts_of(tasks, table.shape[1], torch.float64, out.device)
-        for grid, given in over(tasks, table, loads=4, exact=True):
-            sum_kernel[grid](
-                table,
-                order,
-                None,
-                None,
-                out,
-                part,
-                rowptr=rowptr,
-                **given,
-                COLUMNS=out.shape[1],
-                MEAN=rowptr is not None,
-            )
+        for grid, given in over(tasks, table, loads=4, merge=True):
+            given |= {"rowptr": rowptr, "COLUMNS": out.shape[1], "MEAN": rowptr is not None}
+            sum_kernel[grid](table, order, None, None, out, part, **given)
 
 
 def edge_dot(rowptr: Tensor, col: Tensor, plan: Tasks, g_PD: Tensor, x_SD: Tensor) -> Tensor:
@@ -120,7 +116,8 @@ def _edge_products(
     with on(out):
         for (programs, _), given in over(tasks, x, loads=4):
             given.pop("num_parts")
-            edge_kernel[programs,](g, x, col, weight, best_PD, out, G_STRIDE=g.stride(0), **given)
+            given["G_STRIDE"] = g.stride(0)
+            edge_kernel[programs,](g, x, col, weight, best_PD, out, **given)
     return out
 
 
@@ -175,16 +172,17 @@ def maximum_grad_x(
 
 
 def over(
-    tasks: Tasks, x: Tensor, *, loads: int = 8, exact: bool = False
+    tasks: Tasks, x: Tensor, *, loads: int = 8, merge: bool = False
 ) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
     """The grid and arguments of each launch over all tasks of a kernel that gathers rows of x.
 
-    ``exact``: to be summed in float64 whatever the dtype of x.
+    ``merge``: x holds parts, to be summed in float64; few to a row, so that one tile suits all.
     """
     columns, vector = x.shape[1], vector_of(x, x.shape[1])
-    double = exact or x.dtype == torch.float64
+    double = merge or x.dtype == torch.float64
 
     def shape(longest: int) -> Shape:
+        longest = 0 if merge else longest
         return shape_of(columns, x.element_size(), vector, longest, loads=loads)
 
     for span, tile in launches(tasks, shape):
@@ -215,12 +213,20 @@ def dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 or x.shape[1] <= 1 else x.contiguous()
 
 
-def _aligned(x: Tensor, num_edges: int) -> Tensor:
-    """x, or a copy with columns of zeros added where narrow loads would cost more than that."""
+def aligned(x: Tensor, num_edges: int) -> Tensor:
+    """x, or a copy whose rows do not straddle cache lines, where its gathers pay for it.
+
+    The result has columns of zeros added up to whole vectors; its rows are whole lines apart, or a
+    power of two when they are shorter than one.
+    """
     size = x.element_size()
-    if vector_of(x, x.shape[1]) * size >= _LEAST_BYTES or num_edges < _REUSE * x.shape[0]:
+    width = x.shape[1] * size
+    apart = power_of_two(width) if width < LINE_BYTES else -(-width // LINE_BYTES) * LINE_BYTES
+    straddles = x.stride(0) * size % min(apart, LINE_BYTES) or x.data_ptr() % VECTOR_BYTES
+    if not straddles or num_edges < _REUSE * x.shape[0]:
         return x
-    return pad(x, (0, -x.shape[1] % (16 // size)))
+    vector = min(apart, VECTOR_BYTES)
+    return pad(x, (0, apart // size - x.shape[1]))[:, : -(-width // vector) * vector // size]
 
 
 def _parts_of(

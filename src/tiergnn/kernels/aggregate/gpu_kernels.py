@@ -8,6 +8,9 @@ Legend: P destinations, S sources, E edges, T tasks, Q parts, D columns; R ROWS,
 (edges side by side in a warp), W BLOCK.
 """
 
+# Triton's annotations do not know what a kernel's numbers are.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 import triton

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+VECTOR_BYTES = 16  # of the widest load
+LINE_BYTES = 128  # of a cache line: what one tile takes of a row
 _WARP = 32
-_VECTOR_BYTES = 16  # of the widest load
-_LINE_BYTES = 128  # of a cache line: what one tile takes of a row
 _LOADS = 8  # that a thread has on their way at once
 
 
@@ -32,7 +32,7 @@ def shape_of(
     many short ones. Blocks of a cache line keep the rows of hubs in the caches: all tasks of one
     block of columns run before those of the next.
     """
-    block = min(power_of_two(columns), _LINE_BYTES // itemsize)
+    block = min(power_of_two(columns), LINE_BYTES // itemsize)
     threads = max(1, block // vector)  # that load one row
     lanes = max(1, _WARP // threads)
     loads = max(1, loads * _WARP // (threads * lanes))
@@ -44,7 +44,7 @@ def shape_of(
 def vector_of(x: Tensor, columns: int) -> int:
     """Elements that one load can take of rows of x, by their address, stride and width."""
     size = x.element_size()
-    return gcd(_VECTOR_BYTES, x.data_ptr(), x.stride(0) * size, columns * size) // size
+    return gcd(VECTOR_BYTES, x.data_ptr(), x.stride(0) * size, columns * size) // size
 
 
 def power_of_two(number: int) -> int:

@@ -6,6 +6,7 @@ Legend: N rows, D columns.
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import torch
 import triton
@@ -78,6 +79,12 @@ def dropout(
     quads = min(power_of_two(triton.cdiv(columns, 4)), _WIDEST)
     rows = _QUADS // quads
     key = key0 | key1 << 32
+    constants: dict[str, Any] = {
+        "STRIDE": x.stride(0),
+        "COLUMNS": columns,
+        "ROWS": rows,
+        "QUADS": quads,
+    }
     with on(out):
         dropout_kernel[triton.cdiv(x.shape[0], rows), triton.cdiv(columns, 4 * quads)](
             x,
@@ -88,9 +95,6 @@ def dropout(
             threshold,
             key - (key >> 63 << 64),  # as a signed number of 64 bits
             site,
-            STRIDE=x.stride(0),
-            COLUMNS=columns,
-            ROWS=rows,
-            QUADS=quads,
+            **constants,
         )
     return out
