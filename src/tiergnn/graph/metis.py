@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from typing import Any
 
 import numpy as np
 
@@ -90,8 +91,9 @@ def _call_several(num_parts: int, view: View, criteria: list[Criterion], seed: i
 
     Where its entry is not to be found, says so and blends the weights: more edges are cut.
     """
-    import pymetis._internal as internal
+    import pymetis._internal
 
+    internal: Any = pymetis._internal  # its types do not list the options
     entry = getattr(ctypes.CDLL(internal.__file__), "METIS_PartGraphKway", None)
     if entry is None:
         _log.warning(

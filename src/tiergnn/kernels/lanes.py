@@ -7,6 +7,9 @@ tensor alive. Each operation below says its types and emits its code; compiled c
 without the typing context.
 """
 
+# llvmlite's values and builders come without types.
+# pyright: reportAttributeAccessIssue=false, reportReturnType=false
+
 from __future__ import annotations
 
 from llvmlite import ir

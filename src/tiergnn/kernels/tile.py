@@ -4,6 +4,9 @@ Numba compiles a function once for each tile that it is called with. The operati
 code works with are in ``lanes``.
 """
 
+# llvmlite's values and builders come without types.
+# pyright: reportAttributeAccessIssue=false, reportReturnType=false, reportArgumentType=false, reportAssignmentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

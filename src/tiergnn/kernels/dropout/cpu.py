@@ -5,6 +5,9 @@ Bytes: N * D * element read and written. Integer work: 20 multiplications of wor
 Legend: N rows, D columns.
 """
 
+# llvmlite's values and builders come without types.
+# pyright: reportAttributeAccessIssue=false, reportReturnType=false
+
 from __future__ import annotations
 
 import numpy as np
