@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from tiergnn.version import __version__
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DATA = Path(os.environ.get("TIERGNN_DATA", ROOT.parent / "shared" / "data"))
@@ -30,7 +32,8 @@ def provenance() -> dict[str, Any]:
         f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "versions": {
             "python": platform.python_version(),
-            **{name: version(name) for name in ("tiergnn", "torch", "numpy", "numba")},
+            "tiergnn": __version__,
+            **{name: version(name) for name in ("torch", "numpy", "numba")},
         },
     }
 

@@ -53,6 +53,7 @@ def test_each_choice_is_logged_once(caplog):
 
 def test_use_wins_over_the_environment(monkeypatch):
     monkeypatch.setenv("TIERGNN_BACKEND", "reference")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert backend.choose(CPU) == "reference"
     with backend.use("cpu"):
         assert backend.choose(CPU) == "cpu"
@@ -73,6 +74,12 @@ def test_unknown_names_are_answered_with_the_known_ones(monkeypatch):
 def test_the_cpu_backend_cannot_read_a_gpu():
     with backend.use("cpu"), pytest.raises(ConfigError, match="the tensors are on cuda"):
         backend.choose(CUDA)
+
+
+def test_the_gpu_backend_cannot_read_the_host(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with backend.use("gpu"), pytest.raises(ConfigError, match="or TRITON_INTERPRET=1"):
+        backend.choose(CPU)
 
 
 def test_backward_runs_where_forward_ran(monkeypatch):

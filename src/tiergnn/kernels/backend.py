@@ -58,6 +58,11 @@ def choose(device: torch.device) -> str:
             f"backend 'cpu' reads host memory, the tensors are on {device}",
             hint="'gpu' or 'reference', or move the model and the graph to the CPU",
         )
+    if name == "gpu" and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(
+            f"backend 'gpu' reads the memory of a GPU, the tensors are on {device}",
+            hint="'cpu' or 'reference', or TRITON_INTERPRET=1 from the start, for tests",
+        )
     if not torch.compiler.is_compiling() and (name, device.type) not in _announced:
         _announced.add((name, device.type))
         slow = name == "reference" and reason.startswith("since")

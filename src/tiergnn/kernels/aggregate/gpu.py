@@ -39,6 +39,8 @@ from tiergnn.kernels.tasks import Tasks, cut_rows, launches
 
 plan = cut_rows
 
+LOADS = 8  # of rows that a thread has on their way at once
+FEW_LOADS = 4  # the same where a kernel reads several rows an edge, or sums in float64
 _REUSE = 8  # edges a row from which on a copy pays that aligns the rows
 
 
@@ -61,7 +63,7 @@ def weighted_sum(
     edge = None if weight is None else edge_E
     with on(out):
         part = _parts_of(plan, x.shape[1], wide(x.dtype), out.device)
-        for grid, given in over(plan, x):
+        for grid, given in over(plan, x, LOADS):
             given |= {"rowptr": None, "COLUMNS": columns, "MEAN": mean}
             sum_kernel[grid](x, col, weight, edge, out, part, **given)
         merge_sums(plan, part, rowptr if mean else None, out)
@@ -77,7 +79,7 @@ def merge_sums(tasks: Tasks, part: Tensor | None, rowptr: Tensor | None, out: Te
         assert part is not None
         order, tasks, table = tasks.order, tasks.merge, part
         part = _parts_of(tasks, table.shape[1], torch.float64, out.device)
-        for grid, given in over(tasks, table, loads=4, merge=True):
+        for grid, given in over(tasks, table, FEW_LOADS, merge=True):
             given |= {"rowptr": rowptr, "COLUMNS": out.shape[1], "MEAN": rowptr is not None}
             sum_kernel[grid](table, order, None, None, out, part, **given)
 
@@ -114,7 +116,7 @@ def _edge_products(
         return out.zero_()
     weight = None if weight_E is None else weight_E.detach().contiguous()
     with on(out):
-        for (programs, _), given in over(tasks, x, loads=4):
+        for (programs, _), given in over(tasks, x, FEW_LOADS):
             given.pop("num_parts")
             given["G_STRIDE"] = g.stride(0)
             edge_kernel[programs,](g, x, col, weight, best_PD, out, **given)
@@ -136,7 +138,7 @@ def maximum(
         while True:
             part_out = _parts_of(tasks, columns, out.dtype, out.device)
             part_ties = _parts_of(tasks, columns, torch.int32, out.device)
-            for grid, given in over(tasks, table, loads=4):
+            for grid, given in over(tasks, table, FEW_LOADS):
                 max_kernel[grid](
                     table, sources, weight, count, out, ties, part_out, part_ties, **given
                 )
@@ -165,14 +167,14 @@ def maximum_grad_x(
     edge = None if weight is None else edge_t
     with on(out):
         part = _parts_of(plan_t, out.shape[1], wide(x.dtype), out.device)
-        for grid, given in over(plan_t, x, loads=4):
+        for grid, given in over(plan_t, x, FEW_LOADS):
             max_grad_kernel[grid](share, out_PD, x, dst_t, weight, edge, out, part, **given)
         merge_sums(plan_t, part, None, out)
     return out
 
 
 def over(
-    tasks: Tasks, x: Tensor, *, loads: int = 8, merge: bool = False
+    tasks: Tasks, x: Tensor, loads: int, *, merge: bool = False
 ) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
     """The grid and arguments of each launch over all tasks of a kernel that gathers rows of x.
 
@@ -183,7 +185,7 @@ def over(
 
     def shape(longest: int) -> Shape:
         longest = 0 if merge else longest
-        return shape_of(columns, x.element_size(), vector, longest, loads=loads)
+        return shape_of(columns, x.element_size(), vector, longest, loads)
 
     for span, tile in launches(tasks, shape):
         grid = triton.cdiv(span.last - span.first, tile.rows), triton.cdiv(columns, tile.block)

@@ -10,7 +10,6 @@ from torch import Tensor
 VECTOR_BYTES = 16  # of the widest load
 LINE_BYTES = 128  # of a cache line: what one tile takes of a row
 _WARP = 32
-_LOADS = 8  # that a thread has on their way at once
 
 
 class Shape(NamedTuple):
@@ -23,9 +22,7 @@ class Shape(NamedTuple):
     num_warps: int = 1
 
 
-def shape_of(
-    columns: int, itemsize: int, vector: int, longest: int, *, loads: int = _LOADS
-) -> Shape:
+def shape_of(columns: int, itemsize: int, vector: int, longest: int, loads: int) -> Shape:
     """The tile for tasks of at most ``longest`` edges; rows load ``vector`` elements at a time.
 
     Each thread loads ``loads`` times: neighbouring edges of one long task, or one edge each of as

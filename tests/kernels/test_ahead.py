@@ -1,0 +1,71 @@
+"""Every kernel of the GPU compiles for sm_80 and sm_90 on a machine without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tests.kernels.ahead import compiled_ahead
+from tests.kernels.blocks import ragged, rand
+from tiergnn.kernels.aggregate import gpu, gpu_kernels
+from tiergnn.kernels.dropout import gpu as dropout_gpu
+from tiergnn.kernels.tasks import MOST
+
+ARCHS = (80, 90)
+BLOCK = ragged([2, 0, 99, 2 * MOST, *[0] * 9], 60)  # parts, long rows and short ones
+
+
+@pytest.fixture(autouse=True)
+def not_interpreted(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_sums(arch):
+    plan, weight = gpu.plan(BLOCK.rowptr), rand(BLOCK.num_edges).float()
+    edge = torch.arange(BLOCK.num_edges).int()
+    with compiled_ahead(arch) as found:
+        for x, factor, which, mean in (
+            (rand(60, 16).float(), None, None, False),
+            (rand(60, 37).bfloat16(), weight, None, True),
+            (rand(60, 8), weight, edge, False),
+        ):
+            gpu.weighted_sum(BLOCK.rowptr, BLOCK.col, plan, x, factor, which, mean)
+    # Long rows, short ones, and parts to merge.
+    assert len(found["sum_kernel"]) == 3 * 3
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_other_aggregations(arch):
+    plan, weight = gpu.plan(BLOCK.rowptr), rand(BLOCK.num_edges).float()
+    rowptr_t, dst_t, edge_t = BLOCK.transposed
+    x, rows = rand(60, 6).float(), rand(13, 6).float()
+    with compiled_ahead(arch) as found:
+        gpu.maximum(BLOCK.rowptr, BLOCK.col, plan, x, weight)
+        gpu.maximum_grad_x(rowptr_t, dst_t, edge_t, gpu.plan(rowptr_t), rows, rows, x, weight)
+        gpu.maximum_grad_weight(BLOCK.rowptr, BLOCK.col, plan, rows, rows, x, weight)
+        gpu.edge_dot(BLOCK.rowptr, BLOCK.col, plan, rows, x)
+    kernels = {name for name in vars(gpu_kernels) if name.endswith("_kernel")}
+    assert set(found) == kernels - {"sum_kernel"}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_dropout(arch):
+    with compiled_ahead(arch) as found:
+        for x in (rand(9, 40).float(), rand(9, 3)):
+            for gid in (None, torch.arange(9)):
+                dropout_gpu.dropout(x, gid, 2**31, 2.0, 5, 2**32 - 1, 3)
+    assert len(found["dropout_kernel"]) == 4
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(16, torch.float32), (100, torch.bfloat16)])
+def test_rows_are_read_16_bytes_at_a_time(width, dtype):
+    """Also where the rows were copied to be aligned."""
+    plan = gpu.plan(BLOCK.rowptr)
+    x = rand(60, width).to(dtype)
+    with compiled_ahead(90) as found:
+        gpu.weighted_sum(BLOCK.rowptr, BLOCK.col, plan, x, None, None, False)
+    long_rows = found["sum_kernel"][0]
+    assert long_rows.count("ld.global.v4.b32") >= 2 * gpu.LOADS
