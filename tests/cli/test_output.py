@@ -23,6 +23,7 @@ from tiergnn.errors import ConfigError, GraphError, Interrupted, PlanError, Stor
         (PlanError("wanted 1, had 2", hint="1"), 2),
         (StoreError("wanted 1, had 2", culprit="here", hint="1"), 3),
         (Interrupted(3, "runs/a", 2), 130),
+        (Interrupted(3, None, 15), 143),
         (KeyboardInterrupt(), 130),
         (ZeroDivisionError("by zero"), 1),
     ],

@@ -15,12 +15,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from tiergnn.errors import StoreError, TiergnnError
+from tiergnn.errors import Interrupted, StoreError, TiergnnError
 
 EXIT_UNEXPECTED = 1
 EXIT_INPUT = 2  # also what the parser of the command line uses
 EXIT_STORE = 3
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 130  # 128 and the number of the signal, as shells have it
 
 
 class Command(TyperCommand):
@@ -56,8 +56,10 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
         except TiergnnError as error:
             _fail(str(error), EXIT_STORE if isinstance(error, StoreError) else EXIT_INPUT)
-        except KeyboardInterrupt as stop:
-            _fail(str(stop) or "stopped", EXIT_INTERRUPTED)
+        except Interrupted as stop:
+            _fail(str(stop), 128 + stop.signum)
+        except KeyboardInterrupt:
+            _fail("stopped", EXIT_INTERRUPTED)
         except BrokenPipeError:
             # The reader of a pipe (`| head`) has left; nothing is wrong and nobody is listening.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -76,7 +78,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 def _fail(message: str, code: int) -> None:
     if os.environ.get("TIERGNN_DEBUG", "") not in ("", "0"):
         traceback.print_exc()
-    print(message if code == EXIT_INTERRUPTED else f"error: {message}", file=sys.stderr)
+    print(message if code >= 128 else f"error: {message}", file=sys.stderr)
     raise typer.Exit(code)
 
 
