@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +16,7 @@ from tiergnn.errors import ConfigError
 from tiergnn.graph.csr import from_edges
 from tiergnn.kernels import backend
 from tiergnn.kernels.aggregate import REDUCTIONS, aggregate
+from tiergnn.kernels.aggregate.cpu_tasks import cut, even_tasks
 from tiergnn.kernels.block import Block
 
 WIDTHS = (1, 3, 37, 63)
@@ -262,6 +266,31 @@ def test_a04_and_a12_one_answer_for_every_index_type_and_order():
     for out, grad in results:
         torch.testing.assert_close(out, want, rtol=1e-14, atol=1e-14)
         torch.testing.assert_close(grad, 2 * dense.t() @ want, rtol=1e-13, atol=1e-13)
+
+
+@settings(max_examples=50, deadline=None)
+@given(degrees=st.lists(st.integers(0, 30), max_size=20), num_tasks=st.integers(1, 40))
+def test_tasks_share_out_every_edge_and_row_end_once(degrees, num_tasks):
+    rowptr = np.concatenate([[0], np.cumsum(degrees, dtype=np.int64)]).astype(np.int64)
+    total = len(degrees) + int(rowptr[-1])
+    step = max(1, -(-total // num_tasks))
+    starts = [cut(rowptr, step, task) for task in range(num_tasks + 1)]
+    assert starts[0] == (0, 0)
+    assert starts[-1] == (len(degrees), int(rowptr[-1]))
+    for (row_0, edge_0), (row_1, edge_1) in itertools.pairwise(starts):
+        assert rowptr[row_0] <= edge_0 <= rowptr[min(row_0 + 1, len(degrees))]
+        assert 0 <= (row_1 - row_0) + (edge_1 - edge_0) <= step
+
+
+def test_a04_offsets_beyond_2_31():
+    """Offsets alone, without the edges: degrees and tasks of 2**33 edges are exact."""
+    rowptr = np.array([0, 2**31 - 1, 2**31 - 1, 2**31 + 7, 2**33])
+    num_tasks, step = even_tasks(4, int(rowptr[-1]))
+    assert num_tasks * step >= 2**33 + 4
+    assert cut(rowptr, step, num_tasks) == (4, 2**33)
+    assert cut(rowptr, 2**31, 1) == (1, 2**31 - 1)
+    block = Block(rowptr=torch.from_numpy(rowptr), col=torch.zeros(0).int(), num_src=4)
+    assert block.in_degree.tolist() == [2**31 - 1, 0, 8, 2**33 - 2**31 - 7]
 
 
 @settings(max_examples=30, deadline=None)
