@@ -13,9 +13,9 @@ from tests.odd import ODD_GRAPHS, edge_lists
 from tiergnn.errors import ConfigError
 from tiergnn.graph.generate import rmat, star
 from tiergnn.kernels import backend
-from tiergnn.kernels.attention import gat_attention, gatv2_attention
+from tiergnn.kernels.attention import Options, gat_attention, gatv2_attention
 from tiergnn.kernels.block import Block
-from tiergnn.kernels.dropout import step_key
+from tiergnn.kernels.dropout import step_key, threshold
 
 FUSED = ("cpu",)
 BACKENDS = ("reference", *FUSED)
@@ -62,14 +62,20 @@ OPS = {"gat": (gat_attention, gat_inputs), "gatv2": (gatv2_attention, gatv2_inpu
 
 
 def run(name: str, op, block: Block, tensors: dict[str, Tensor], dtype, **options):
-    """Output and the gradients of every tensor, in float64; the output is weighed unevenly."""
-    inputs = {k: t.to(dtype, copy=True).requires_grad_() for k, t in tensors.items()}
+    """Output and the gradients of every tensor, in float64; the output is weighed unevenly.
+
+    Runs on the block's device; tensors and results are on the CPU.
+    """
+    inputs = {k: t.to(block.device, dtype, copy=True) for k, t in tensors.items()}
+    for tensor in inputs.values():
+        tensor.requires_grad_()
     with backend.use(name):
         out = op(block, **inputs, **options)
     weight = torch.linspace(-1, 1.5, out.numel(), dtype=torch.float64).view_as(out)
-    grads = torch.autograd.grad((out.double() * weight).sum(), list(inputs.values()))
+    loss = (out.double() * weight.to(block.device)).sum()
+    grads = torch.autograd.grad(loss, list(inputs.values()))
     assert out.dtype == dtype
-    return [out.detach().double(), *(g.double() for g in grads)]
+    return [out.detach().double().cpu(), *(g.double().cpu() for g in grads)]
 
 
 def assert_near(got: list[Tensor], want: list[Tensor], forward: float, backward: float) -> None:
@@ -273,20 +279,32 @@ class Largest(TorchDispatchMode):
         return out
 
 
+def largest_tensor(name: str, kind: str, block: Block, heads: int, width: int) -> int:
+    """The most elements of a tensor that one backend makes, forward and backward, with dropout."""
+    op, make = OPS[kind]
+    device = block.device
+    tensors = make(block, heads, width, edges=False)
+    tensors = {k: t.float().to(device).requires_grad_() for k, t in tensors.items()}
+    with backend.use(name):
+        op(block, **tensors).sum().backward()  # what is made once and kept
+    module = backend.load("attention", name)
+    options = Options(0.2, True, threshold(0.5), 2.0, *KEY, 0)
+    given = [*(t.detach() for t in tensors.values()), *((None,) * (2 if kind == "gat" else 3))]
+    forward = getattr(module, f"{kind}_forward")
+    with Largest() as largest:
+        out, state = forward(block, *given, options, **({"train": True} if kind == "gat" else {}))
+        needs = tuple(t is not None for t in given)
+        getattr(module, f"{kind}_backward")(block, out, out, state, *given, options, needs)
+    return largest.numel
+
+
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("kind", OPS)
 def test_nothing_grows_with_edges_times_heads(name, kind):
-    op, make = OPS[kind]
     heads, width = 4, 8
     block = Block.from_graph(rmat(200, 20_000, seed=1))
-    tensors = {
-        k: t.float().requires_grad_() for k, t in make(block, heads, width, edges=False).items()
-    }
-    with backend.use(name):
-        op(block, **tensors).sum().backward()  # what is made once and kept
-        with Largest() as largest:
-            op(block, **tensors, p=0.5, key=KEY).sum().backward()
-    assert 0 < largest.numel < block.num_edges * heads / 4
+    largest = largest_tensor(name, kind, block, heads, width)
+    assert block.num_dst * heads * width <= largest < block.num_edges * heads / 4
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -309,8 +327,54 @@ def test_a_second_derivative_is_refused(name):
     with backend.use(name):
         out = gat_attention(block, **tensors)
     (grad,) = torch.autograd.grad(out.square().sum(), tensors["h_SKF"], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(ConfigError, match="attention is differentiable once"):
         grad.sum().backward()
+
+
+@pytest.mark.parametrize("kind", OPS)
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_torch_compile_sees_ops(kind, p):
+    """No graph break, and the same numbers, forward and backward; nothing is asked of edges."""
+    op, make = OPS[kind]
+    block = Block.from_graph(rmat(20, 90, seed=4))
+    tensors = make(block, 3, 5, edges=True)
+
+    def loss(**given: Tensor) -> Tensor:
+        return op(block, **given, p=p, key=KEY).square().sum()
+
+    def grads(call) -> list[Tensor]:
+        given = {k: t.clone().requires_grad_("edge" not in k) for k, t in tensors.items()}
+        call(**given).backward()
+        return [t.grad for t in given.values() if t.requires_grad]
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for got, want in zip(grads(compiled), grads(loss), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_ops_keep_their_word(kind):
+    """Schemas and fake kernels, with gradients asked for and not."""
+    op, make = OPS[kind]
+    block = Block.from_graph(rmat(20, 90, seed=4))
+    library = torch.ops.tiergnn
+    called = library.gat_attention if kind == "gat" else library.gatv2_attention
+    for edges in (False, True):
+        tensors = {k: t.float().requires_grad_() for k, t in make(block, 2, 3, edges=edges).items()}
+        seen = []
+
+        class Recorder(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None, seen=seen):
+                if func.namespace == "tiergnn":
+                    seen.append((func, args))
+                return func(*args, **(kwargs or {}))
+
+        with Recorder():
+            op(block, **tensors, p=0.3, key=KEY).sum().backward()
+        assert called.default in {func for func, _ in seen}
+        assert len(seen) >= 2
+        for func, args in seen:
+            torch.library.opcheck(func, args, test_utils=("test_schema", "test_faketensor"))
 
 
 BLOCK = Block(rowptr=torch.tensor([0, 1, 2]), col=torch.tensor([0, 2]), num_src=3)

@@ -8,28 +8,15 @@ belongs to the one virtual self-loop that every destination has when ``self_loop
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
 from tiergnn.errors import ConfigError
 from tiergnn.kernels import backend
 from tiergnn.kernels.attention import reference
+from tiergnn.kernels.attention.ops import Options, edge_mean_op, gat_op, gatv2_op, needs_grad
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key, scale, threshold
-
-
-class Options(NamedTuple):
-    """What a kernel needs besides tensors; edges are dropped when ``threshold`` is above 0."""
-
-    negative_slope: float
-    self_loop: bool
-    threshold: int
-    scale: float
-    key0: int
-    key1: int
-    site: int
 
 
 def gat_attention(
@@ -72,7 +59,8 @@ def gat_attention(
     name = backend.choose(h_SKF.device)
     if name == "reference":
         return reference.gat_attention(block, h_SKF, src_SK, dst_PK, edge_EK, loop_PK, options)
-    return _Gat.apply(block, name, options, h_SKF, src_SK, dst_PK, edge_EK, loop_PK)
+    tensors = h_SKF, src_SK, dst_PK, edge_EK, loop_PK
+    return gat_op(block.handle, *tensors, *options, needs_grad(*tensors), name)[0]
 
 
 def gatv2_attention(
@@ -118,7 +106,7 @@ def gatv2_attention(
     name = backend.choose(x_src_SKF.device)
     if name == "reference":
         return reference.gatv2_attention(block, *nodes, *edges, options)
-    return _Gatv2.apply(block, name, options, *nodes, *edges)
+    return gatv2_op(block.handle, *nodes, *edges, *options, name)[0]
 
 
 def edge_mean(block: Block, value_ED: Tensor) -> Tensor:
@@ -126,78 +114,10 @@ def edge_mean(block: Block, value_ED: Tensor) -> Tensor:
 
     What PyG's fill_value="mean" gives a self-loop. Differentiable.
     """
-    _check("value", value_ED, block, (block.num_edges, *value_ED.shape[1:]))
-    return _EdgeMean.apply(block, value_ED)
-
-
-class _Gat(torch.autograd.Function):
-    """Keeps the maximum and total of every softmax; backward makes the coefficients again."""
-
-    @staticmethod
-    def forward(ctx: Any, block: Block, name: str, options: Options, *tensors: Tensor | None):
-        module = backend.load("attention", name)
-        ctx.block, ctx.name, ctx.options = block, name, options
-        out_PKF, state = module.gat_forward(
-            block, *tensors, options, train=any(ctx.needs_input_grad)
-        )
-        ctx.save_for_backward(*tensors, out_PKF, *state)
-        return out_PKF
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        module = backend.load("attention", ctx.name)
-        tensors, out_PKF, state = ctx.saved_tensors[:5], ctx.saved_tensors[5], ctx.saved_tensors[6:]
-        needs = ctx.needs_input_grad[3:]
-        return (None,) * 3 + module.gat_backward(
-            ctx.block, grads[0], out_PKF, state, *tensors, ctx.options, needs
-        )
-
-
-class _Gatv2(torch.autograd.Function):
-    """As ``_Gat``; the logits are made again, too."""
-
-    @staticmethod
-    def forward(ctx: Any, block: Block, name: str, options: Options, *tensors: Tensor | None):
-        module = backend.load("attention", name)
-        ctx.block, ctx.name, ctx.options = block, name, options
-        out_PKF, state = module.gatv2_forward(block, *tensors, options)
-        ctx.save_for_backward(*tensors, out_PKF, *state)
-        return out_PKF
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        module = backend.load("attention", ctx.name)
-        tensors, out_PKF, state = ctx.saved_tensors[:6], ctx.saved_tensors[6], ctx.saved_tensors[7:]
-        needs = ctx.needs_input_grad[3:]
-        return (None,) * 3 + module.gatv2_backward(
-            ctx.block, grads[0], out_PKF, state, *tensors, ctx.options, needs
-        )
-
-
-class _EdgeMean(torch.autograd.Function):
-    """Aggregation whose sources are the edges themselves."""
-
-    @staticmethod
-    def forward(ctx: Any, block: Block, value_ED: Tensor) -> Tensor:
-        ctx.block = block
-        name = backend.choose(value_ED.device)
-        rows = block.without_loops
-        plan = rows.plan("aggregate", name)
-        module = backend.load("aggregate", name)
-        edges = torch.nonzero(block.col != block.edge_dst).flatten()
-        return module.weighted_sum(
-            rows.rowptr, edges, plan, value_ED.contiguous(), None, None, True
-        )
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        block: Block = ctx.block
-        dst_E = block.edge_dst
-        share_PD = grads[0] / block.without_loops.in_degree.clamp(min=1).to(grads[0].dtype)[:, None]
-        return None, share_PD[dst_E].masked_fill_((block.col == dst_E)[:, None], 0)
+    if value_ED.dim() != 2:
+        raise ConfigError(f"value needs shape [{block.num_edges}, D], has {_describe(value_ED)}")
+    _check("value", value_ED, block, (block.num_edges, value_ED.shape[1]))
+    return edge_mean_op(block.handle, value_ED, backend.choose(value_ED.device))
 
 
 def _options(

@@ -177,7 +177,8 @@ def gatv2_backward(
         join_sums(rows.num_tasks, *slots, size, 0, heads, width, grads.dst, total)
         grad_dst = grad_dst_PKF.to(dst_PKF.dtype)
         sums = shared.sum(0)[..., :width].to(wide)
-        grad_att, grad_weight = sums[0], sums[1:] if x.attrs else None
+        grad_att = sums[0].clone()
+        grad_weight = sums[1:].clone() if x.attrs else None
     return grad_src, grad_dst, grad_att, grad_edge, grad_weight, grad_loop
 
 

@@ -5,6 +5,9 @@ Nothing of size [E, K] is made. Bytes gathered, at w bytes a number: as on the C
 Legend: P destinations, S sources, E edges, K heads, F features, D edge features, Q parts.
 """
 
+# Triton types constants as constexpr, and gives no type to what a kernel is called with.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -310,9 +313,9 @@ def gatv2_backward(
             )
         _merge(tasks, part, grad_dst)
         sums = shared.sum(0).to(wide)
-        grad_att = sums[0]
+        grad_att = sums[0].clone()
         if num_attrs:
-            grad_weight = sums[1:]
+            grad_weight = sums[1:].clone()
             grad_edge = None if grad_edge is None else grad_edge.sum(-1)
             grad_loop = None if grad_loop is None else grad_loop.sum(-1)
     return grad_src, grad_dst, grad_att, grad_edge, grad_weight, grad_loop

@@ -7,6 +7,9 @@ Legend: P destinations, S sources, E edges, Q parts, K heads, F features; R ROWS
 (edges side by side in a warp), H HEADS, W WIDTH.
 """
 
+# Triton types constants as constexpr, and gives no type to what a kernel is called with.
+# pyright: reportArgumentType=false, reportAssignmentType=false
+
 from __future__ import annotations
 
 import triton

@@ -8,6 +8,9 @@ Legend: P destinations, S sources, E edges, Q parts, K heads, F features, D edge
 R ROWS, U UNROLL, L LANES (edges side by side in a warp), H HEADS, W WIDTH.
 """
 
+# Triton types constants as constexpr, and gives no type to what a kernel is called with.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import triton

@@ -8,6 +8,9 @@ twice, over all edges and over the *steep* ones (whose leaky_relu has slope 1), 
 Legend: P destinations, Q parts, K heads, F features; R ROWS, U UNROLL, L LANES, H HEADS, W WIDTH.
 """
 
+# Triton types constants as constexpr, and gives no type to what a kernel is called with.
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import triton
@@ -170,16 +173,16 @@ def keep_factors(
     """
     low = row_id.to(tl.uint32)[:, :, :, None]
     high = (row_id >> 32).to(tl.uint32)[:, :, :, None]
-    zero = low * 0
+    zero = tl.zeros_like(low)
+    fourth = zero + site.to(tl.uint32)
     if HEADS % 4 == 0:
         quad = (first_head // 4 + tl.arange(0, HEADS // 4))[None, None, None, :].to(tl.uint32)
-        w0, w1, w2, w3 = tl.philox(key, low + zero, high + zero, zero + quad, zero + site)
-        pairs = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-        word = tl.reshape(pairs, (row_id.shape[0], row_id.shape[1], row_id.shape[2], HEADS))
+        w0, w1, w2, w3 = tl.philox(key, low + zero, high + zero, zero + quad, fourth)
+        word = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
     else:
         head = (first_head + tl.arange(0, HEADS))[None, None, None, :]
         quad = (head // 4).to(tl.uint32)
-        w0, w1, w2, w3 = tl.philox(key, low + zero, high + zero, zero + quad, zero + site)
+        w0, w1, w2, w3 = tl.philox(key, low + zero, high + zero, zero + quad, fourth)
         even = tl.where(head % 4 == 0, w0, w2)
         odd = tl.where(head % 4 == 1, w1, w3)
         word = tl.where(head % 2 == 0, even, odd)
