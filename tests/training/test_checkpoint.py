@@ -273,6 +273,8 @@ def test_a_model_that_does_not_fit_is_told_apart():
     check_fits(saved, {"a": torch.ones(2), "b": torch.ones(3)}, "here")
     with pytest.raises(ConfigError) as error:
         check_fits(saved, {"a": torch.zeros(4), "c": torch.zeros(1)}, "here")
+    with pytest.raises(ConfigError, match="a is float64, in the checkpoint float32"):
+        check_fits(saved, {"a": torch.zeros(2).double(), "b": torch.zeros(3)}, "here")
     for part in ("the model has no b", "the checkpoint has no c", "a is [4]", "[2]"):
         assert part in str(error.value)
 

@@ -134,8 +134,11 @@ def test_more_metrics_are_scikit_learns():
 
 def test_unknown_metrics_are_answered_with_the_known():
     with pytest.raises(ConfigError, match=r"accuracy.*matthews_corrcoef"):
-        check_metric("class", "acuracy")
-    check_metric("class", "loss")
+        check_metric("class", "acuracy", 3)
+    check_metric("class", "loss", 3)
+    check_metric("class", "roc_auc", 2)
+    with pytest.raises(ConfigError, match="unknown metric of a class task 'roc_auc'"):
+        check_metric("class", "roc_auc", 3)
     assert metric_mode("mse") == metric_mode("loss") == "min"
     assert metric_mode("accuracy") == "max"
 

@@ -202,6 +202,8 @@ def test_what_is_passed_again_is_checked(small, tmp_path, caplog):
         tg.resume(tmp_path / "r", graph=replace(small, y=y), model=net(small), **QUIET)
     with pytest.raises(ConfigError, match=r"conv1\.bias is \[16\], in the checkpoint \[8\]"):
         tg.resume(tmp_path / "r", graph=small, model=net(small, hidden=16), **QUIET)
+    with pytest.raises(ConfigError, match="is float64, in the checkpoint float32"):
+        tg.resume(tmp_path / "r", graph=small, model=net(small).double(), **QUIET)
     with pytest.raises(ConfigError, match="leave optimizer out"):
         tg.resume(tmp_path / "r", graph=small, model=net(small), optimizer=torch.optim.SGD, **QUIET)
     with caplog.at_level(logging.WARNING, "tiergnn"), pytest.raises(ConfigError):

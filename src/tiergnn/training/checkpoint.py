@@ -199,13 +199,18 @@ class Checkpoints:
 
 
 def check_fits(weights: dict[str, Tensor], model: dict[str, Tensor], source: str) -> None:
-    """Raise ConfigError unless the saved weights have the names and shapes of the model's."""
+    """Raise ConfigError unless the saved weights are the model's in names, shapes and dtypes."""
     wrong = [f"the model has no {name}" for name in weights if name not in model]
     wrong += [f"the checkpoint has no {name}" for name in model if name not in weights]
     wrong += [
         f"{name} is {list(tensor.shape)}, in the checkpoint {list(weights[name].shape)}"
         for name, tensor in model.items()
         if name in weights and weights[name].shape != tensor.shape
+    ]
+    wrong += [
+        f"{name} is {_dtype(tensor)}, in the checkpoint {_dtype(weights[name])}"
+        for name, tensor in model.items()
+        if name in weights and weights[name].dtype != tensor.dtype
     ]
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
@@ -214,6 +219,10 @@ def check_fits(weights: dict[str, Tensor], model: dict[str, Tensor], source: str
             culprit=source,
             hint="build it with the arguments it was trained with",
         )
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 class _FlawError(Exception):

@@ -38,11 +38,17 @@ def metric_mode(name: str) -> Literal["max", "min"]:
     return "min" if name in _LOWER_IS_BETTER else "max"
 
 
-def check_metric(task: str, name: str) -> None:
-    """Raise ConfigError unless ``name`` is a metric of the task."""
-    known = (*OURS[task], *MORE[task], "loss")
+def check_metric(task: str, name: str, num_classes: int | None) -> None:
+    """Raise ConfigError unless ``name`` is a metric of the task with so many classes."""
+    known = (*_ours(task, num_classes), *MORE[task], "loss")
     if name not in known:
         raise unknown(f"metric of a {task} task", name, known)
+
+
+def _ours(task: str, num_classes: int | None) -> tuple[str, ...]:
+    """The metrics of ``OURS`` that are reported: a ROC-AUC of classes is one of two classes."""
+    left_out = "roc_auc" if task == "class" and num_classes != 2 else None
+    return tuple(name for name in OURS[task] if name != left_out)
 
 
 def compute(task: str, out: Tensor, y: Tensor, num_classes: int | None) -> dict[str, float | None]:
@@ -109,9 +115,8 @@ def roc_auc(score_N: Tensor, positive_N: Tensor) -> float | None:
 
 def _class(out: Tensor, y: Tensor, num_classes: int | None) -> dict[str, float | None]:
     count = y.numel()
-    names = OURS["class"] if num_classes == 2 else OURS["class"][:-1]
     if not count:
-        return dict.fromkeys(names)
+        return dict.fromkeys(_ours("class", num_classes))
     predicted = out.argmax(dim=1)
     right = predicted == y
     num_columns = out.shape[1]

@@ -50,7 +50,7 @@ class Scoring:
             raise ConfigError("the graph has no labels y to train on or to be judged by")
         self.task, self.num_classes = graph.task, graph.num_classes
         self.mode: Mode
-        self.metric, self.metric_name, self.mode = _judge(graph.task, metric, mode)
+        self.metric, self.metric_name, self.mode = _judge(graph, metric, mode)
         has_label = labelled(graph)
         self._rows = {
             name: _Rows(
@@ -135,14 +135,15 @@ class Scoring:
             )
 
 
-def _judge(task: str, metric: Any, mode: Mode | None) -> tuple[Any, str, Mode]:
+def _judge(graph: Graph, metric: Any, mode: Mode | None) -> tuple[Any, str, Mode]:
     """The metric that validation judges by, its name, and which way is better."""
     if callable(metric):
         name = getattr(metric, "__name__", type(metric).__name__)
         assert mode is not None
         return metric, name if name.isidentifier() else "metric", mode
-    name = OURS[task][0] if metric is None else metric
-    check_metric(task, name)
+    assert graph.task is not None
+    name = OURS[graph.task][0] if metric is None else metric
+    check_metric(graph.task, name, graph.num_classes)
     return name, name, metric_mode(name)
 
 
