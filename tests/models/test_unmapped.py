@@ -203,6 +203,60 @@ def test_refused(name):
     assert vars(net.layer).keys() == attributes.keys()
 
 
+class Relations(nn.Module):
+    """The type of an edge is one of its features."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.layer(x, edge_index, edge_attr.long().view(-1) % 4)
+
+
+class Choosing(pyg.RGCNConv):
+    """Notes what it chose, in itself and in a part of it, on a lazy module of its own."""
+
+    def __init__(self):
+        super().__init__(WIDTH, 4, 4)
+        self.lin = pyg.Linear(-1, 4)
+        self.choice = None
+
+    def forward(self, x, edge_index, edge_type):
+        self.choice = edge_index.size(1) > 10
+        self.lin.calls = getattr(self.lin, "calls", 0) + 1
+        x = x[0] if isinstance(x, tuple) else x
+        return super().forward(x, edge_index, edge_type) + self.lin(x)
+
+
+RELATIONS = {
+    "relations": lambda: pyg.RGCNConv(WIDTH, 4, 4),
+    "relations of blocks": lambda: pyg.RGCNConv(WIDTH, 4, 4, num_blocks=2),
+    "relations, fast": lambda: pyg.FastRGCNConv(WIDTH, 4, 4, num_bases=2),
+    "choosing": Choosing,
+}
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_a_layer_as_it_stands_may_note_what_it_chose(name, data):
+    edges = edges_of(data.edge_index, data.num_nodes)
+    kinds = (torch.arange(data.edge_index.shape[1]) * 5 % 7).double().view(-1, 1)
+    inputs = {"x": rows(data.num_nodes, WIDTH), "edge_attr": edges.rows(kinds)}
+    torch.manual_seed(0)
+    net = Relations(RELATIONS[name]()).double()
+    before = {n: v for n, v in vars(net.layer).items() if not n.startswith("_par")}
+    program = trace(net, inputs, training=True)
+    if name != "choosing":  # which took its width
+        assert {n: vars(net.layer).get(n) for n in before} == before
+    got = program.run(inputs, edges.block)
+    grads = gradients(net, got)
+    theirs = copy.deepcopy(net)
+    want = theirs(inputs["x"], data.edge_index, kinds)
+    assert_close(got, want, 1e-10)
+    for grad, other in zip(grads, gradients(theirs, want), strict=True):
+        assert_close(grad, other, 1e-10)
+
+
 def test_own_and_gathered_rows_may_differ(data):
     """conv((x, y), edge_index): x is gathered, y is read by the destination itself."""
 

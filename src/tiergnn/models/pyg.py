@@ -120,6 +120,7 @@ def call_layer(tracer: ModelTracer, m: nn.Module, args: tuple, kwargs: dict) -> 
         tracer.refuse(f"{name} needs rows of nodes and an edge_index", hint="pass both")
     rows = {what: tuple(values) for what, values in taken.items()}
     examples = {what: tuple(fact(v.node).value for v in vs) for what, vs in rows.items()}
+    tracer.standing.update(m.modules())
     with tracer.pause(), torch.no_grad():
         trial = _try(m, tracer.judge.probe.block, examples, signature)
     if isinstance(trial, str):

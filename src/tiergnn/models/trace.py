@@ -51,7 +51,7 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor], *, training: bool) -> 
         raise ConfigError(f"a model is a torch.nn.Module, had {type(model).__name__}")
     tracer = ModelTracer(_probe(model, inputs))
     root = _Root(model, tracer, tuple(inputs))
-    with _mode(model, training), _unchanged(model), _no_draws(tracer):
+    with _mode(model, training), _unchanged(model, tracer), _no_draws(tracer):
         try:
             with torch.enable_grad():  # so that a no_grad of the model's own is seen
                 graph = tracer.trace(root)
@@ -204,9 +204,14 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Take back what forward assigned while it was traced; refuse what would change its numbers."""
+def _unchanged(model: nn.Module, tracer: ModelTracer) -> Iterator[None]:
+    """Take back what forward assigned while it was traced; refuse what would change its numbers.
+
+    A layer that runs as it stands assigns again whenever it runs, so that is no change; but what
+    it chose for a small graph must not stay.
+    """
     kept = [(m, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
+    members = {m: _members(m) for m in model.modules()}
     yield_error = True
     try:
         yield
@@ -222,7 +227,16 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
                         vars(m)[name] = old
                     else:
                         del vars(m)[name]
-                elif isinstance(value, (bool, int, float, str)) and value != old:
+                elif not isinstance(value, (bool, int, float, str)) or value == old:
+                    continue
+                elif m in tracer.standing:
+                    if _members(m) != members[m]:
+                        continue  # it made its parameters, and may have noted so
+                    if name in before:
+                        vars(m)[name] = old
+                    else:
+                        del vars(m)[name]
+                else:
                     changed += [] if name in _LAZY else [f"{type(m).__name__}.{name}"]
             for name, value in list(m._buffers.items()):
                 if is_traced(value):
@@ -238,6 +252,13 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
                 f"forward keeps {', '.join(assigned)}; a traced model only returns its output",
                 stacklevel=3,
             )
+
+
+def _members(m: nn.Module) -> list[tuple[str, int, bool]]:
+    """Its parameters and submodules, and which parameters wait for their shape."""
+    lazy = nn.parameter.is_lazy
+    listed = [(name, id(p), lazy(p)) for name, p in m.named_parameters()]
+    return listed + [(name, id(child), False) for name, child in m.named_modules()]
 
 
 def _holds_traced(value: Any) -> bool:

@@ -51,6 +51,7 @@ class ModelTracer(Tracer):
         self.judge = Judge(self, probe)
         self.paused = False
         self.sites = 0  # dropout calls so far
+        self.standing: set[nn.Module] = set()  # layers that run as they stand, all within them
         self.inputs: dict[str, Traced] = {}
         self._made: dict[Any, Traced] = {}  # structure nodes, by what makes them
         self._path = ""
