@@ -35,6 +35,7 @@ def leftovers(folder) -> list[str]:
         ({"feature_dtype": "int32"}, ConfigError, "unknown feature_dtype"),
         ({"weight_dtype": "float16"}, ConfigError, "unknown weight_dtype"),
         ({"format": "txt"}, ConfigError, "unknown format"),
+        ({"num_nodes": 2**33}, GraphError, "at most 4294967296 can be ingested"),
         ({"num_nodes": -1}, ConfigError, "num_nodes must be 0 or more"),
         ({"ids": "relabel", "num_nodes": 4}, ConfigError, "cannot be given with ids='relabel'"),
         ({"ids": "relabel", "one_based": True}, ConfigError, "one_based=True is for dense ids"),

@@ -66,13 +66,13 @@ def sources(folder: Path) -> dict[str, dict]:
     np.savez_compressed(
         folder / "arrays.npz", edge_index=pairs.T, edge_weight=weight, x=x, y=rng.integers(0, 3, 60)
     )
-    np.save(folder / "far.npy", pairs.astype(np.int64) * 10**12 - 5 * 10**12)
+    np.save(folder / "far.npy", pairs.astype(np.int64) * 10**12)
     return {
         "text.txt": {"undirected": True, "duplicates": "sum"},
         "text.txt.gz": {"self_loops": "add"},
         "names.csv": {"nodes": folder / "nodes.csv"},
         "arrays.npz": {"num_nodes": 60},
-        "far.npy": {"ids": "relabel", "undirected": True},
+        "far.npy": {"undirected": True},
     }
 
 
@@ -150,9 +150,12 @@ def kill_and_rerun(folder: Path, name: str, fractions: list[float]) -> None:
             text=True,
             check=False,
         )
+        if killed.returncode == 0 and fraction != fractions[0]:
+            break  # what was left to do took fewer steps
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert not (folder / "got").exists()
-    ingest(folder / name, folder / "got", **options)
+    else:
+        ingest(folder / name, folder / "got", **options)
     assert files(folder / "got") == files(folder / "want")
     assert sorted(p.name for p in folder.iterdir() if p.is_dir()) == ["got", "want"]
 

@@ -335,6 +335,14 @@ class TestTableOfNodes:
         assert where in str(caught.value.culprit)
         assert sorted(p.name for p in tmp_path.iterdir()) == ["g.csv", "nodes.csv"]
 
+    def test_its_ids_are_of_the_kind_that_edges_have(self, tmp_path):
+        (tmp_path / "g.csv").write_text("src,dst\n0,1\n")
+        (tmp_path / "nodes.csv").write_text("id,label\na,1\n")
+        with pytest.raises(GraphError, match=r"ids of edges are numbers, those in .* are names"):
+            ingest(tmp_path / "g.csv", tmp_path / "g", nodes=tmp_path / "nodes.csv")
+        got = ingest(tmp_path / "g.csv", tmp_path / "g", nodes=tmp_path / "nodes.csv", ids="names")
+        assert got.node_ids.names().tolist() == ["0", "1", "a"]
+
     def test_it_goes_with_edges_alone(self, tmp_path):
         (tmp_path / "nodes.csv").write_text("id,label\n0,1\n")
         np.savez(tmp_path / "g.npz", edge_index=PAIRS.T, x=X)

@@ -1,6 +1,6 @@
 """Edges of a source, checked and written as sorted runs.
 
-Legend: n edges of a chunk, m of a run.
+Legend: n edges of a chunk.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class Collector:
         with ThreadPoolExecutor(1) as pool:  # sorts and writes one run while the next is read
             writing: Future[None] | None = None
             for chunk in self._reader.chunks(self._limit_bytes, seen.cursor):
-                new_keys, new_rows = self._convert(chunk)
-                keys.append(new_keys)
-                rows.append(new_rows)
-                count += new_keys.size
+                keys_of_chunk, rows_of_chunk = self._convert(chunk)
+                keys.append(keys_of_chunk)
+                rows.append(rows_of_chunk)
+                count += keys_of_chunk.size
                 seen.cursor, seen.done = chunk.end, chunk.done
                 if count >= self._run_rows:
                     if writing is not None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tiergnn.errors import ConfigError, GraphError
 from tiergnn.graph.assemble import ATTR, WEIGHT, Assembly, Rules
-from tiergnn.graph.collect import Collector, Seen, SparseIdsError
+from tiergnn.graph.collect import MOST_NODES, Collector, Seen, SparseIdsError
 from tiergnn.graph.csr import index_dtype
 from tiergnn.graph.folder import FolderWriter
 from tiergnn.graph.formats.known import open_nodes, open_source
@@ -108,6 +108,13 @@ class Pipeline:
                 f"{self._src} holds rows of nodes by position already",
                 hint="leave nodes=FILE out, or give the edges alone",
             )
+        if nodes is not None and nodes.names != source.edges.names:
+            kinds = ("numbers", "names")
+            raise GraphError(
+                f"ids of edges are {kinds[source.edges.names]}, "
+                f"those in {nodes.path} are {kinds[nodes.names]}",
+                hint="ids='names' takes both as text; node_id=COLUMN says where the ids are",
+            )
         if relabels and source.has_rows:
             raise ConfigError(
                 "rows of nodes go by position, so ids must be positions, too: "
@@ -118,33 +125,46 @@ class Pipeline:
     def _read(self, source: Source, nodes: NodeTable | None) -> tuple[int, EdgeReader, Collector]:
         """All edges as sorted runs; (V, the reader that knows their places, what was seen)."""
         options, workspace = self._options, self._workspace
-        num_nodes, counted_by = _count(source, options)
-        relabels = options.relabels or source.edges.names or workspace.last("relabel") is not None
-        if not relabels:
-            may_relabel = options.ids == "auto" and num_nodes is None and not options.one_based
+        if options.relabels or source.edges.names:
+            return self._relabel(source.edges, nodes)
+        if workspace.last("relabel") is None:
             try:
-                collector = self._collect(source.edges, num_nodes, counted_by, may_relabel)
-                largest = max(collector.seen.max_id, self._max_id(nodes))
-                if may_relabel and largest >= 8 * collector.seen.edges + 1024:
-                    raise SparseIdsError
+                return self._read_dense(source, nodes)
             except SparseIdsError:
-                self._facts.append(
-                    "ids are far apart, so they were made 0..V-1 in ascending order, "
-                    "as ids='relabel' does; ids='dense' keeps them"
-                )
-                log.info("%s", self._facts[-1])
                 workspace.note({"phase": "relabel"})
-                relabels = True
-            else:
-                if num_nodes is None:
-                    num_nodes = largest + 1
-                    self._facts.append(
-                        f"num_nodes={num_nodes} is the largest id plus 1; "
-                        "nodes without edges after it need num_nodes=N"
-                    )
-                    log.info("%s", self._facts[-1])
-                return num_nodes, source.edges, collector
+        self._tell(
+            "ids are far apart, so they were made 0..V-1 in ascending order, "
+            "as ids='relabel' does; ids='dense' keeps them"
+        )
         return self._relabel(source.edges, nodes)
+
+    def _read_dense(
+        self, source: Source, nodes: NodeTable | None
+    ) -> tuple[int, EdgeReader, Collector]:
+        """Ids as they are. Raises SparseIdsError where "auto" had better relabel them."""
+        options = self._options
+        num_nodes, counted_by = _count(source, options)
+        if num_nodes is not None and num_nodes > MOST_NODES:
+            raise GraphError(
+                f"{counted_by} says {num_nodes} nodes; at most {MOST_NODES} can be ingested"
+            )
+        may_relabel = options.ids == "auto" and num_nodes is None and not options.one_based
+        collector = self._collect(source.edges, num_nodes, counted_by, may_relabel)
+        if num_nodes is not None:
+            return num_nodes, source.edges, collector
+        largest = max(collector.seen.max_id, self._max_id(nodes))
+        if may_relabel and largest >= 8 * collector.seen.edges + 1024:
+            raise SparseIdsError
+        self._tell(
+            f"num_nodes={largest + 1} is the largest id plus 1; "
+            "nodes without edges after it need num_nodes=N"
+        )
+        return largest + 1, source.edges, collector
+
+    def _tell(self, fact: str) -> None:
+        """Say what was found out, and keep it in the manifest."""
+        self._facts.append(fact)
+        log.info("%s", fact)
 
     def _max_id(self, nodes: NodeTable | None) -> int:
         """The largest node id, from 0, that the table of nodes names."""

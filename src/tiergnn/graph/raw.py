@@ -18,9 +18,10 @@ class RawFile:
     def __init__(self, path: Path, num_bytes: int = 0):
         self.path, self.num_bytes = path, num_bytes
         with store_errors("open", path):
-            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+            # A file object closes itself when an error leaves it behind.
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+            self._handle = self._file.fileno()
             os.ftruncate(self._handle, num_bytes)
-            os.lseek(self._handle, 0, os.SEEK_END)
 
     def append(self, values: np.ndarray) -> None:
         with store_errors("write", self.path):
@@ -33,7 +34,7 @@ class RawFile:
             os.fdatasync(self._handle)
 
     def close(self) -> None:
-        os.close(self._handle)
+        self._file.close()
 
     def __enter__(self) -> RawFile:
         return self

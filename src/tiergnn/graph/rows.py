@@ -14,7 +14,7 @@ from tiergnn.errors import GraphError
 from tiergnn.graph.folder import FolderWriter
 from tiergnn.graph.formats.cast import cast_rows
 from tiergnn.graph.formats.source import Rows, Split
-from tiergnn.graph.labels import read_split
+from tiergnn.graph.labels import most_classes, read_split, too_many_classes
 from tiergnn.graph.table import STORED
 
 Progress = Callable[[str, int, int], None]
@@ -83,6 +83,11 @@ def write_labels(
     if task == "class":
         dtype, shape = np.dtype(np.int64), (to.num_nodes,)
         found = scan.high + 1
+        classes = found if num_classes is None else num_classes
+        if classes > most_classes(to.num_nodes):
+            at = scan.at_high
+            greatest = None if at is None else (scan.high, rows.place(at[0]))
+            raise too_many_classes(classes, to.num_nodes, greatest)
     elif task == "multilabel":
         dtype, shape = np.dtype(np.int8), (to.num_nodes, rows.width)
         found = rows.width

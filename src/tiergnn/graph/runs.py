@@ -67,7 +67,9 @@ class Runs:
         self._fences: list[np.ndarray] = []
         self._offsets = [0]
         with store_errors("open", path):
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            # A file object closes itself when an error leaves it behind.
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
+        self._handle = self._file.fileno()
         for num_rows in sizes:
             fences = np.empty(-(-num_rows // FENCE), _KEY)
             with store_errors("read", path):
@@ -75,7 +77,6 @@ class Runs:
             self._note(num_rows, fences)
         with store_errors("write", path):
             os.ftruncate(self._handle, self._offsets[-1])
-            os.lseek(self._handle, 0, os.SEEK_END)
 
     @property
     def num_rows(self) -> int:
@@ -158,7 +159,7 @@ class Runs:
                 yield Cut(cut.low, cut.high, starts, ends)
 
     def close(self) -> None:
-        os.close(self._handle)
+        self._file.close()
 
     def _middle(self, cut: Cut, max_rows: int) -> int:
         """A key strictly between the ends of a cut, near its median where fences tell it."""
