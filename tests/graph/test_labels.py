@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiergnn.errors import ConfigError, GraphError
+from tiergnn.graph.csr import from_edges
 from tiergnn.graph.ids import NodeIds
+from tiergnn.graph.ingest import ingest
 from tiergnn.graph.labels import read_labels, read_masks, read_split
 
 few = settings(max_examples=40, deadline=None)
@@ -219,3 +221,21 @@ def test_names_that_are_none(names, what):
 def test_bad_arrays_of_names_are_refused(arrays, what):
     with pytest.raises(GraphError, match=what):
         NodeIds(**arrays)
+
+
+@pytest.mark.parametrize("num_classes", [None, 10**12 + 1])
+def test_labels_that_are_no_classes(num_classes, tmp_path):
+    """Each class is an output: a number of another kind would be an allocation that fails."""
+    ends, y = np.array([0, 1]), np.array([1, 10**12, 0])
+    words = f"{10**12 + 1} classes for 3 nodes; the greatest label is {10**12}, of "
+    with pytest.raises(GraphError, match=words + "node 1") as caught:
+        from_edges(ends, ends, 3, y=y, num_classes=num_classes)
+    assert "return_inverse" in (caught.value.hint or "")
+    np.save(tmp_path / "edges.npy", np.stack([ends, ends], 1))
+    np.save(tmp_path / "y.npy", y)
+    with pytest.raises(GraphError, match=words + r".*y\.npy"):
+        ingest(
+            tmp_path / "edges.npy", tmp_path / "out", labels=tmp_path / "y.npy", num_nodes=3,
+            num_classes=num_classes,
+        )  # fmt: skip
+    assert from_edges(ends, ends, 3, y=np.array([1, 99_999, 0])).num_classes == 100_000

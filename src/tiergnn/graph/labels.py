@@ -71,7 +71,7 @@ def read_labels(y: np.ndarray, task: str | None = None, num_classes: int | None 
 def check_labels(y: np.ndarray, task: str, num_classes: int | None) -> None:
     """Raise GraphError unless ``y`` has the dtype and shape of its task, and a count of classes.
 
-    Values are not read: ``read_labels`` checks them.
+    Values are not read, save to say which is at fault: ``read_labels`` checks them.
     """
     if task not in TASKS:
         raise unknown("task", task, TASKS)
@@ -89,6 +89,27 @@ def check_labels(y: np.ndarray, task: str, num_classes: int | None) -> None:
         raise GraphError(f"task {task!r} with num_classes={num_classes}")
     if task == "multilabel" and num_classes != y.shape[1]:
         raise GraphError(f"y has {y.shape[1]} columns, num_classes says {num_classes}")
+    if task == "class" and num_classes is not None and num_classes > most_classes(y.size):
+        node = int(np.argmax(y)) if y.size else None
+        greatest = None if node is None else (int(y[node]), f"node {node}")
+        raise too_many_classes(num_classes, y.size, greatest)
+
+
+def most_classes(num_nodes: int) -> int:
+    """More than these are no classes but numbers of another kind: each would be an output."""
+    return max(2**20, 100 * num_nodes)
+
+
+def too_many_classes(
+    num_classes: int, num_nodes: int, greatest: tuple[int, str] | None
+) -> GraphError:
+    """``greatest``: the greatest label and where it is, if there is any label."""
+    label = "" if greatest is None else f"; the greatest label is {greatest[0]}, of {greatest[1]}"
+    return GraphError(
+        f"{num_classes} classes for {num_nodes} nodes{label}",
+        hint="labels numbered from 0 on (numpy.unique(y, return_inverse=True)), -1 for unlabelled, "
+        "or task='real' for a number to predict",
+    )
 
 
 def read_split(name: str, chosen: np.ndarray, num_nodes: int) -> np.ndarray:

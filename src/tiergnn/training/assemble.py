@@ -17,7 +17,7 @@ from tiergnn.graph.csr import Graph
 from tiergnn.graph.folder import read_manifest
 from tiergnn.models import zoo
 from tiergnn.runtime.executor import Resident, indexed
-from tiergnn.runtime.memory import check_room
+from tiergnn.runtime.memory import check_room, out_of_memory
 from tiergnn.training.features import choose_features, feature_table
 from tiergnn.training.options import DTYPES, Options
 from tiergnn.training.randomness import random_state
@@ -93,8 +93,9 @@ def model_spec(model: Any, graph: Graph, features: str) -> dict[str, Any] | None
 
 
 def build(spec: Mapping[str, Any], seed: int) -> nn.Module:
-    """A ready model whose first weights are those of ``seed``."""
-    with random_state(torch.device("cpu"), seed):
+    """A ready model whose first weights are those of ``seed``. Raises ConfigError, PlanError."""
+    cpu = torch.device("cpu")
+    with random_state(cpu, seed), out_of_memory(cpu, f"making {spec['name']}"):
         return zoo.build(spec["name"], spec["in_channels"], spec["out_channels"], **spec["options"])
 
 
