@@ -257,7 +257,7 @@ def _unchanged(model: nn.Module, tracer: ModelTracer) -> Iterator[None]:
 def _members(m: nn.Module) -> list[tuple[str, int, bool]]:
     """Its parameters and submodules, and which parameters wait for their shape."""
     lazy = nn.parameter.is_lazy
-    listed = [(name, id(p), lazy(p)) for name, p in m.named_parameters()]
+    listed = [(name, id(p), bool(lazy(p))) for name, p in m.named_parameters()]
     return listed + [(name, id(child), False) for name, child in m.named_modules()]
 
 
