@@ -49,6 +49,7 @@ class Tasks(NamedTuple):
     order: Tensor  # int32 [Q]
     spans: tuple[Span, ...]
     merge: Tasks | None  # the rows that were cut
+    kept: dict[tuple, list]  # what kernels made of the tasks, by what it depends on
 
     @property
     def num_tasks(self) -> int:
@@ -89,6 +90,7 @@ def cut_rows(rowptr: Tensor, *, most: int | None = None, names: Tensor | None = 
         order=order.to(torch.int32),
         spans=_spans(order.numel(), counts, most),
         merge=merge,
+        kept={},
     )
 
 

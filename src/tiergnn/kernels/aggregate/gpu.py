@@ -10,7 +10,6 @@ Legend: P destinations, S sources, E edges, D columns, Q parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -30,11 +29,11 @@ from tiergnn.kernels.aggregate.reference import wide
 from tiergnn.kernels.aggregate.shapes import (
     LINE_BYTES,
     VECTOR_BYTES,
-    Shape,
     power_of_two,
     shape_of,
     vector_of,
 )
+from tiergnn.kernels.launch import launch
 from tiergnn.kernels.tasks import Tasks, cut_rows, launches
 
 plan = cut_rows
@@ -63,9 +62,10 @@ def weighted_sum(
     edge = None if weight is None else edge_E
     with on(out):
         part = _parts_of(plan, x.shape[1], wide(x.dtype), out.device)
+        more = {"x": x, "col": col, "weight": weight, "edge": edge, "out": out, "part": part}
+        more |= {"rowptr": None, "COLUMNS": columns, "MEAN": mean}
         for grid, given in over(plan, x, LOADS):
-            given |= {"rowptr": None, "COLUMNS": columns, "MEAN": mean}
-            sum_kernel[grid](x, col, weight, edge, out, part, **given)
+            launch(sum_kernel, grid, given | more)
         merge_sums(plan, part, rowptr if mean else None, out)
     return out
 
@@ -79,9 +79,10 @@ def merge_sums(tasks: Tasks, part: Tensor | None, rowptr: Tensor | None, out: Te
         assert part is not None
         order, tasks, table = tasks.order, tasks.merge, part
         part = _parts_of(tasks, table.shape[1], torch.float64, out.device)
+        more = {"x": table, "col": order, "weight": None, "edge": None, "out": out, "part": part}
+        more |= {"rowptr": rowptr, "COLUMNS": out.shape[1], "MEAN": rowptr is not None}
         for grid, given in over(tasks, table, FEW_LOADS, merge=True):
-            given |= {"rowptr": rowptr, "COLUMNS": out.shape[1], "MEAN": rowptr is not None}
-            sum_kernel[grid](table, order, None, None, out, part, **given)
+            launch(sum_kernel, grid, given | more)
 
 
 def edge_dot(rowptr: Tensor, col: Tensor, plan: Tasks, g_PD: Tensor, x_SD: Tensor) -> Tensor:
@@ -116,10 +117,10 @@ def _edge_products(
         return out.zero_()
     weight = None if weight_E is None else weight_E.detach().contiguous()
     with on(out):
+        more = {"g": g, "x": x, "col": col, "weight": weight, "best": best_PD, "out": out}
+        more["G_STRIDE"] = g.stride(0)
         for (programs, _), given in over(tasks, x, FEW_LOADS):
-            given.pop("num_parts")
-            given["G_STRIDE"] = g.stride(0)
-            edge_kernel[programs,](g, x, col, weight, best_PD, out, **given)
+            launch(edge_kernel, (programs, 1), given | more)
     return out
 
 
@@ -138,10 +139,10 @@ def maximum(
         while True:
             part_out = _parts_of(tasks, columns, out.dtype, out.device)
             part_ties = _parts_of(tasks, columns, torch.int32, out.device)
+            more = {"x": table, "col": sources, "weight": weight, "count": count, "out": out}
+            more |= {"ties": ties, "part_out": part_out, "part_ties": part_ties}
             for grid, given in over(tasks, table, FEW_LOADS):
-                max_kernel[grid](
-                    table, sources, weight, count, out, ties, part_out, part_ties, **given
-                )
+                launch(max_kernel, grid, given | more)
             if tasks.merge is None or part_out is None:
                 return out, ties
             sources, tasks = tasks.order, tasks.merge
@@ -167,47 +168,52 @@ def maximum_grad_x(
     edge = None if weight is None else edge_t
     with on(out):
         part = _parts_of(plan_t, out.shape[1], wide(x.dtype), out.device)
+        more = {"share": share, "best": out_PD, "x": x, "dst": dst_t, "weight": weight}
+        more |= {"edge": edge, "out": out, "part": part}
         for grid, given in over(plan_t, x, FEW_LOADS):
-            max_grad_kernel[grid](share, out_PD, x, dst_t, weight, edge, out, part, **given)
+            launch(max_grad_kernel, grid, given | more)
         merge_sums(plan_t, part, None, out)
     return out
 
 
 def over(
     tasks: Tasks, x: Tensor, loads: int, *, merge: bool = False
-) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
+) -> list[tuple[tuple[int, int], dict[str, Any]]]:
     """The grid and arguments of each launch over all tasks of a kernel that gathers rows of x.
 
     ``merge``: x holds parts, to be summed in float64; few to a row, so that one tile suits all.
+    The arguments are kept, and not to be written.
     """
     columns, vector = x.shape[1], vector_of(x, x.shape[1])
-    double = merge or x.dtype == torch.float64
-
-    def shape(longest: int) -> Shape:
-        longest = 0 if merge else longest
-        return shape_of(columns, x.element_size(), vector, longest, loads)
-
-    for span, tile in launches(tasks, shape):
-        grid = triton.cdiv(span.last - span.first, tile.rows), triton.cdiv(columns, tile.block)
-        yield (
-            grid,
-            {
-                "row": tasks.row,
-                "start": tasks.start,
-                "size": tasks.size,
-                "first": span.first,
-                "last": span.last,
-                "num_parts": tasks.num_parts,
-                "STRIDE": x.stride(0),
-                "WIDTH": columns,
-                "SUM": tl.float64 if double else tl.float32,
-                "BLOCK": tile.block,
-                "ROWS": tile.rows,
-                "UNROLL": tile.unroll,
-                "LANES": tile.lanes,
-                "num_warps": tile.num_warps,
-            },
-        )
+    key = "aggregate", columns, x.stride(0), x.dtype, vector, loads, merge
+    if key not in tasks.kept:
+        tasks.kept[key] = [
+            (
+                (triton.cdiv(span.last - span.first, tile.rows), triton.cdiv(columns, tile.block)),
+                {
+                    "row": tasks.row,
+                    "start": tasks.start,
+                    "size": tasks.size,
+                    "first": span.first,
+                    "last": span.last,
+                    "num_parts": tasks.num_parts,
+                    "STRIDE": x.stride(0),
+                    "WIDTH": columns,
+                    "SUM": tl.float64 if merge or x.dtype == torch.float64 else tl.float32,
+                    "BLOCK": tile.block,
+                    "ROWS": tile.rows,
+                    "UNROLL": tile.unroll,
+                    "LANES": tile.lanes,
+                },
+            )
+            for span, tile in launches(
+                tasks,
+                lambda longest: shape_of(
+                    columns, x.element_size(), vector, 0 if merge else longest, loads
+                ),
+            )
+        ]
+    return tasks.kept[key]
 
 
 def dense_rows(x: Tensor) -> Tensor:

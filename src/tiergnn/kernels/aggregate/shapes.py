@@ -13,13 +13,12 @@ _WARP = 32
 
 
 class Shape(NamedTuple):
-    """A tile: ``block`` columns of ``unroll`` * ``lanes`` edges of each of ``rows`` tasks."""
+    """What a warp works on: ``block`` columns of ``unroll * lanes`` edges of ``rows`` tasks each."""
 
     block: int
     rows: int
     unroll: int
     lanes: int
-    num_warps: int = 1
 
 
 def shape_of(columns: int, itemsize: int, vector: int, longest: int, loads: int) -> Shape:

@@ -6,7 +6,6 @@ Legend: N rows, D columns.
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import torch
 import triton
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from tiergnn.kernels.aggregate.gpu import dense_rows, on
 from tiergnn.kernels.aggregate.shapes import power_of_two
+from tiergnn.kernels.launch import launch
 
 _QUADS = 256  # groups of four columns of a program
 _WIDEST = 64  # of them in a row
@@ -35,7 +35,10 @@ def dropout_kernel(
     ROWS: tl.constexpr,
     QUADS: tl.constexpr,
 ):
-    """out [N, D] = x * scale where the element's word is at least the threshold, else 0."""
+    """out [N, D] = x * scale where the element's word is at least the threshold, else 0.
+
+    ``scale_bits`` are those of a float64, since a float that is passed has 32 bits.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     own = row < num_rows
     if gid is None:
@@ -79,22 +82,21 @@ def dropout(
     quads = min(power_of_two(triton.cdiv(columns, 4)), _WIDEST)
     rows = _QUADS // quads
     key = key0 | key1 << 32
-    constants: dict[str, Any] = {
+    given = {
+        "x": x,
+        "gid": None if gid_N is None else gid_N.contiguous(),
+        "out": out,
+        "num_rows": x.shape[0],
+        "scale_bits": struct.unpack("<q", struct.pack("<d", scale or 1.0))[0],  # see the kernel
+        "threshold": threshold,
+        "key": key - (key >> 63 << 64),  # as a signed number of 64 bits
+        "site": site,
         "STRIDE": x.stride(0),
         "COLUMNS": columns,
         "ROWS": rows,
         "QUADS": quads,
     }
+    grid = triton.cdiv(x.shape[0], rows), triton.cdiv(columns, 4 * quads)
     with on(out):
-        dropout_kernel[triton.cdiv(x.shape[0], rows), triton.cdiv(columns, 4 * quads)](
-            x,
-            None if gid_N is None else gid_N.contiguous(),
-            out,
-            x.shape[0],
-            struct.unpack("<q", struct.pack("<d", scale or 1.0))[0],  # a Triton number has 32 bits
-            threshold,
-            key - (key >> 63 << 64),  # as a signed number of 64 bits
-            site,
-            **constants,
-        )
+        launch(dropout_kernel, grid, given, num_warps=4)
     return out
