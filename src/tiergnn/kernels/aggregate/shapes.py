@@ -13,7 +13,7 @@ _WARP = 32
 
 
 class Shape(NamedTuple):
-    """What a warp works on: ``block`` columns of ``unroll * lanes`` edges of ``rows`` tasks each."""
+    """A tile of a warp: ``block`` columns of ``unroll * lanes`` edges of ``rows`` tasks each."""
 
     block: int
     rows: int
