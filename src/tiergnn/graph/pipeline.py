@@ -68,7 +68,13 @@ class Pipeline:
             log.warning("%s", note)
         num_nodes, reader, collector = self._read(source, nodes)
         seen = collector.seen
-        to = Target(writer, num_nodes, self._memory_bytes // 16, self._progress, source.notes)
+        to = Target(
+            writer=writer,
+            num_nodes=num_nodes,
+            memory_bytes=self._memory_bytes // 16,
+            progress=self._progress,
+            notes=source.notes,
+        )
         task = self._write_small_rows(source, nodes, to)
         assembly = self._sort(num_nodes, reader, collector)
         self._write_edges(writer, assembly, reader, seen)

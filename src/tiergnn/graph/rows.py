@@ -20,7 +20,7 @@ from tiergnn.graph.table import STORED
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Target:
     """Where rows go and how much of them may be held at once."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ class Column(NamedTuple):
         return self.dtype.itemsize * self.width
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cut:
     """Rows with ``low <= key < high``: rows starts[r] to ends[r] of run r."""
 
@@ -123,7 +123,9 @@ class Runs:
         None has more than ``max_rows`` rows, unless it is of a single key; none spans more than
         ``max_span`` of the keys' high words (destinations).
         """
-        pending = [Cut(start, end, self._find(start), self._find(end))] if start < end else []
+        pending = []
+        if start < end:
+            pending.append(Cut(low=start, high=end, starts=self._find(start), ends=self._find(end)))
         while pending:
             cut = pending.pop()
             span = ((cut.high - 1) >> 32) - (cut.low >> 32) + 1
@@ -132,8 +134,8 @@ class Runs:
                 continue
             middle = self._middle(cut, max_rows)
             at = self._find(middle)
-            pending.append(Cut(middle, cut.high, at, cut.ends))
-            pending.append(Cut(cut.low, middle, cut.starts, at))
+            pending.append(replace(cut, low=middle, starts=at))
+            pending.append(replace(cut, high=middle, ends=at))
 
     def load(self, cut: Cut) -> tuple[np.ndarray, list[np.ndarray]]:
         """Keys and columns of a cut, run after run: not sorted across runs."""
@@ -156,7 +158,7 @@ class Runs:
                 starts = cut.ends.copy()
                 ends = cut.ends.copy()
                 starts[r], ends[r] = start, min(start + max_rows, int(cut.ends[r]))
-                yield Cut(cut.low, cut.high, starts, ends)
+                yield replace(cut, starts=starts, ends=ends)
 
     def close(self) -> None:
         self._file.close()

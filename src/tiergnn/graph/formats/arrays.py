@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -27,7 +28,7 @@ _DONTNEED = 4  # of madvise, on Linux and macOS
 _MAGIC = b"\x93NUMPY"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileArray:
     """An array in a file. ``name`` is what messages call it, such as ``x.npz: data``."""
 
@@ -111,7 +112,7 @@ class FileArray:
         return self.rows(0, self.shape[0])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldArray:
     """An array in memory, or mapped by who made it, read in the same way as a FileArray."""
 
@@ -174,7 +175,14 @@ def open_npy(path: Path) -> FileArray:
     """Raises GraphError when it is no `.npy` file of plain numbers, StoreError."""
     with _npy_errors(path.name), store_errors("read", path), open(path, "rb") as file:
         shape, fortran, dtype = _header(file)
-        return FileArray(path, path.name, dtype, shape, file.tell(), fortran)
+        return FileArray(
+            path=path,
+            name=path.name,
+            dtype=dtype,
+            shape=shape,
+            offset=file.tell(),
+            fortran=fortran,
+        )
 
 
 def open_npz(path: Path, scratch: Path) -> dict[str, FileArray]:
@@ -191,19 +199,25 @@ def open_npz(path: Path, scratch: Path) -> dict[str, FileArray]:
             name = f"{path.name}: {key}"
             with archive.open(member) as file:
                 shape, fortran, dtype = _header(file)
-                header_bytes = file.tell()
                 if dtype.hasobject or member.compress_type == zipfile.ZIP_STORED:
-                    start = _member_start(path, member)
-                    arrays[key] = FileArray(path, name, dtype, shape, start + header_bytes, fortran)
-                    continue
-                unpacked = scratch / f"{zlib.crc32(os.fsencode(path)):08x}-{len(arrays)}"
-                if not unpacked.exists():
-                    part = unpacked.with_suffix(".part")
-                    with store_errors("write", part), open(part, "wb") as out:
-                        shutil.copyfileobj(file, out, 2**20)
-                    part.rename(unpacked)
-            arrays[key] = FileArray(unpacked, name, dtype, shape, 0, fortran)
+                    where, offset = path, _member_start(path, member) + file.tell()
+                else:
+                    where, offset = _unpacked(file, path, len(arrays), scratch), 0
+            arrays[key] = FileArray(
+                path=where, name=name, dtype=dtype, shape=shape, offset=offset, fortran=fortran
+            )
     return arrays
+
+
+def _unpacked(file: IO[bytes], path: Path, member: int, scratch: Path) -> Path:
+    """The rest of a member as a file of its own, which an earlier process may have made."""
+    unpacked = scratch / f"{zlib.crc32(os.fsencode(path)):08x}-{member}"
+    if not unpacked.exists():
+        part = unpacked.with_suffix(".part")
+        with store_errors("write", part), open(part, "wb") as out:
+            shutil.copyfileobj(file, out, 2**20)
+        part.rename(unpacked)
+    return unpacked
 
 
 def npz_names(path: Path) -> list[str]:

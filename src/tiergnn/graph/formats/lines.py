@@ -27,7 +27,7 @@ _WIDE = (b"\xff\xfe", b"\xfe\xff")
 _MARK = b"\xef\xbb\xbf"  # UTF-8's byte order mark
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
     """Whole lines, the last one ended too. The next block starts at byte ``end``, ``end_line``."""
 
@@ -122,7 +122,13 @@ class LineFile:
                 body = data[:cut]
                 begin = self.mark_bytes if line == 1 and start == 0 else 0
                 lines = int(np.count_nonzero(body == 10))
-                yield Block(body[begin:], line, end - len(rest), line + lines, raw.tell())
+                yield Block(
+                    data=body[begin:],
+                    first_line=line,
+                    end=end - len(rest),
+                    end_line=line + lines,
+                    done_bytes=raw.tell(),
+                )
                 line += lines
                 if is_last:
                     return

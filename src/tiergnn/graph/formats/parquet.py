@@ -91,13 +91,14 @@ class ParquetTable:
                 at += batch.num_rows
                 if skip < batch.num_rows:
                     arrays = [batch.column(name)[skip:] for name in names]
-                    yield Piece(_Batch(self.path, names, arrays, first), (at,), at)
+                    batch = _Batch(path=self.path, columns=names, arrays=arrays, first_row=first)
+                    yield Piece(batch, (at,), at)
 
     def place(self, position: int) -> str:
         return f"{self.path}, row {position}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Batch:
     """A Block of a table: columns of some rows."""
 

@@ -92,7 +92,7 @@ def _arrays(key: str, value: Any, path: Path, is_mapped: bool) -> dict[str, Arra
 
     name = f"{path.name}: {key}"
     if isinstance(value, int) and not isinstance(value, bool):
-        return {key: HeldArray(name, np.array(value), "int64")}
+        return {key: HeldArray(name=name, data=np.array(value), logical="int64")}
     if not isinstance(value, torch.Tensor):
         return {}
     if key == "adj_t" and value.layout == torch.sparse_csr:
@@ -105,8 +105,8 @@ def _arrays(key: str, value: Any, path: Path, is_mapped: bool) -> dict[str, Arra
         arrays: dict[str, Array] = {}
         for part, tensor in parts.items():
             arrays |= {f"adj_{part}": _array(f"{name} {part}", tensor, is_mapped)}
-        arrays["adj_shape"] = HeldArray(name, np.array(value.shape), "int64")
-        arrays["adj_format"] = HeldArray(name, np.array("csc"), "str")
+        arrays["adj_shape"] = HeldArray(name=name, data=np.array(value.shape), logical="int64")
+        arrays["adj_format"] = HeldArray(name=name, data=np.array("csc"), logical="str")
         return arrays
     if value.layout != torch.strided:
         raise GraphError(
@@ -121,7 +121,8 @@ def _array(name: str, tensor: Any, is_mapped: bool) -> HeldArray:
     is_mapped = is_mapped and tensor.is_contiguous()  # else it is copied here and now
     tensor = tensor.detach().contiguous()
     if tensor.dtype == torch.bfloat16:
-        data = tensor.view(torch.int16).numpy().view(np.uint16)
-        return HeldArray(name, data, "bfloat16", is_mapped)
-    data = tensor.numpy()
-    return HeldArray(name, data, data.dtype.name, is_mapped)
+        data, logical = tensor.view(torch.int16).numpy().view(np.uint16), "bfloat16"
+    else:
+        data = tensor.numpy()
+        logical = data.dtype.name
+    return HeldArray(name=name, data=data, logical=logical, is_mapped=is_mapped)
