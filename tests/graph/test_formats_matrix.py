@@ -147,3 +147,40 @@ class TestMetis:
         with pytest.raises(GraphError, match=problem) as caught:
             read(tmp_path, "g.graph", text, num_nodes=None)
         assert str(caught.value.culprit).endswith(where)
+
+    @pytest.mark.parametrize(
+        ("text", "problem", "line"),
+        [
+            ("3 2\n2\n3\n2 1\n", "node 3 stands not at all on the line of node 1, and 1 once", 4),
+            ("3 2\n2 3\n1\n2\n", "(not at all|once) on the line of node ., and . ", 0),
+            ("2 2\n2 2 2\n1\n", "node 2 stands 3 times on the line of node 1, and 1 once", 2),
+            ("3 2 1\n2 5 3 5\n1 5 3 5\n\n", "stands once on .* not at all on that of 3", 0),
+        ],
+    )
+    def test_an_edge_that_stands_one_way_only(self, tmp_path, text, problem, line):
+        with pytest.raises(GraphError, match=problem) as caught:
+            read(tmp_path, "g.graph", text, num_nodes=None)
+        assert not line or str(caught.value.culprit).endswith(f"line {line}")
+        assert "edge list" in (caught.value.hint or "")
+
+    def test_one_edge_of_many_that_stands_one_way_only(self, tmp_path, monkeypatch):
+        """Loops, repeats and blocks of a few lines; the sums go on over blocks and after a cut."""
+        from tiergnn.graph import ingest as module
+
+        monkeypatch.setattr(module, "LEAST_BYTES", 1)
+        rng = np.random.default_rng(1)
+        n = 700
+        u, v = rng.integers(0, n, (2, 3000))
+        u, v = u[u != v], v[u != v]
+        src, dst = np.concatenate([u, v, [5, 5]]), np.concatenate([v, u, [5, 5]])
+
+        def text(src, dst):
+            rows = [" ".join(str(d + 1) for d in dst[src == node]) for node in range(n)]
+            return f"{n} {src.size // 2}\n" + "\n".join(rows) + "\n"
+
+        got = read(tmp_path, "g.graph", text(src, dst), num_nodes=None, memory=50_000)
+        assert_same(got, from_edges(src, dst, n))
+        src[-2:], dst[-2:] = (600, 601), (3, 4)
+        with pytest.raises(GraphError, match="the graphs of METIS have no directions") as caught:
+            read(tmp_path, "g.graph", text(src, dst), num_nodes=None, memory=50_000)
+        assert ("line of node 4," in str(caught.value)) or ("line of node 5," in str(caught.value))

@@ -20,8 +20,10 @@ from tiergnn.graph.formats.source import Cursor, EdgeChunk, Source, Weight
 _SUFFIXES = (".graph", ".metis", ".graph.gz", ".metis.gz")
 _NOT_WHOLE, _RANGE, _NO_WEIGHT, _TOO_MANY = 1, 2, 3, 4
 # Where parsing stands: node (from 0), words read of its line, in a comment, neighbour that waits
-# for its weight, line.
-_NODE, _WORD, _COMMENT, _WAITING, _LINE = range(5)
+# for its weight, line, neighbours so far, and two sums of hashes, which end at 0 when every edge
+# stands both ways.
+_NODE, _WORD, _COMMENT, _WAITING, _LINE, _COUNT, _SUM, _OTHER_SUM = range(8)
+_NUM_BUCKETS = 2**16
 
 
 def sniff(path: Path) -> bool:
@@ -29,7 +31,7 @@ def sniff(path: Path) -> bool:
 
 
 def open_metis(path: Path, options: Options, scratch: Path) -> Source:
-    """Both directions are in the file already. Weights of nodes are noted, not kept."""
+    """Both directions are in the file, or it is refused. Weights of nodes are noted, not kept."""
     options.refuse_columns("metis")
     if options.weight not in ("auto", "none"):
         raise ConfigError(
@@ -109,9 +111,17 @@ class MetisEdges:
         return f"{self._path}, line {position}"
 
     def chunks(self, limit_bytes: int, start: Cursor = ()) -> Iterator[EdgeChunk]:
-        header = self._header
-        at, count, *state = start or (header.start, 0, 0, 0, 0, 0, header.line)
+        at, *state = start or self._begin()
         state = np.array(state, np.int64)
+        yield from self._read(limit_bytes, at, state)
+        self._check(state, limit_bytes)
+
+    def _begin(self) -> Cursor:
+        return (self._header.start, 0, 0, 0, 0, self._header.line, 0, 0, 0)
+
+    def _read(self, limit_bytes: int, at: int, state: np.ndarray) -> Iterator[EdgeChunk]:
+        """Chunks from byte ``at`` on; ``state`` goes on with them."""
+        header = self._header
         for block in self._file.blocks(max(2**12, limit_bytes // 24), at, 2, ends=b"\n\t "):
             room = block.data.size // 2 + 1  # a neighbour takes two bytes
             src, dst, weight, line = (np.empty(room, np.int64) for _ in range(4))
@@ -121,15 +131,20 @@ class MetisEdges:
             )  # fmt: skip
             if fault:
                 raise self._error(fault, int(value), int(state[_LINE]))
-            count += found
+            _add_hashes(src[:found], dst[:found], state)
+            state[_COUNT] += found
             yield EdgeChunk(
                 src=src[:found],
                 dst=dst[:found],
                 weight=weight[:found].astype(np.float64) if self.weight else None,
                 where=line[:found],
-                end=(block.end, count, *state.tolist()),
+                end=(block.end, *state.tolist()),
                 done=block.done_bytes,
             )
+
+    def _check(self, state: np.ndarray, limit_bytes: int) -> None:
+        """Raise GraphError unless what was read to the end is what the header says."""
+        header, count = self._header, int(state[_COUNT])
         if state[_NODE] < header.num_nodes:
             raise GraphError(
                 f"the header says {header.num_nodes} nodes, the file has lines for "
@@ -144,6 +159,36 @@ class MetisEdges:
                 culprit=str(self._path),
                 hint="every edge stands on the lines of both its nodes",
             )
+        if state[_SUM] or state[_OTHER_SUM]:
+            raise self._one_sided(limit_bytes)
+
+    def _one_sided(self, limit_bytes: int) -> GraphError:
+        """What to say of an edge that does not stand both ways; reads the file twice more.
+
+        Pairs fall into buckets, and one bucket that does not add up is looked at.
+        """
+        at, *state = self._begin()
+        sums = np.zeros(_NUM_BUCKETS, np.int64)
+        for chunk in self._read(limit_bytes, at, np.array(state, np.int64)):
+            _add_buckets(chunk.src, chunk.dst, sums)
+        bucket = int(np.flatnonzero(sums)[0])
+        found: dict[tuple[int, int], list[int]] = {}  # pair -> times there and back, a line
+        for chunk in self._read(limit_bytes, at, np.array(state, np.int64)):
+            src, dst = chunk.src, chunk.dst
+            for i in np.flatnonzero(_buckets(src, dst) == bucket).tolist():
+                u, v = int(src[i]) + 1, int(dst[i]) + 1
+                pair = found.setdefault((min(u, v), max(u, v)), [0, 0, int(chunk.positions()[i])])
+                pair[int(u > v)] += 1
+        (u, v), (there, back, line) = next(
+            item for item in found.items() if item[1][0] != item[1][1] and item[0][0] < item[0][1]
+        )
+        return GraphError(
+            f"node {v} stands {_times(there)} on the line of node {u}, and {u} {_times(back)} on "
+            f"that of {v}: the graphs of METIS have no directions",
+            culprit=self.place(line),
+            hint="every edge on the lines of both its nodes; for a graph with directions, one "
+            "edge a line, as an edge list or CSV",
+        )
 
     def _error(self, fault: int, value: int, line: int) -> GraphError:
         nodes = self._header.num_nodes
@@ -154,6 +199,51 @@ class MetisEdges:
             _TOO_MANY: f"the header says {nodes} nodes, here is a line for one more",
         }[fault]
         return GraphError(problem, culprit=self.place(line))
+
+
+def _times(count: int) -> str:
+    return {0: "not at all", 1: "once"}.get(count, f"{count} times")
+
+
+@numba.njit(cache=True, nogil=True)
+def _mixed(u, v, salt):
+    """64 bits of the pair {u, v}: two rounds of splitmix64."""
+    low, high = np.uint64(min(u, v)), np.uint64(max(u, v))
+    h = np.uint64(salt)
+    for word in (low, high):
+        h = (h ^ word) + np.uint64(0x9E3779B97F4A7C15)
+        h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        h = h ^ (h >> np.uint64(31))
+    return h
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_hashes(src, dst, state):
+    """Each pair's hashes, added one way and taken away the other; loops have one way only."""
+    for i in range(src.size):
+        if src[i] != dst[i]:
+            sign = np.int64(1) if src[i] < dst[i] else np.int64(-1)
+            state[_SUM] += sign * np.int64(_mixed(src[i], dst[i], 1))
+            state[_OTHER_SUM] += sign * np.int64(_mixed(src[i], dst[i], 2))
+
+
+@numba.njit(cache=True, nogil=True)
+def _buckets(src, dst):
+    out = np.empty(src.size, np.int64)
+    for i in range(src.size):
+        out[i] = np.int64(_mixed(src[i], dst[i], 3) >> np.uint64(48))
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_buckets(src, dst, sums):
+    """As ``_add_hashes``, by bucket."""
+    bucket = _buckets(src, dst)
+    for i in range(src.size):
+        if src[i] != dst[i]:
+            sign = np.int64(1) if src[i] < dst[i] else np.int64(-1)
+            sums[bucket[i]] += sign * np.int64(_mixed(src[i], dst[i], 1))
 
 
 @numba.njit(cache=True, nogil=True)
