@@ -301,3 +301,48 @@ def test_odd_arguments():
         net.choice = choice
         with pytest.raises(ConfigError, match=message):
             trace(net, {"x": torch.randn(9, WIDTH)}, training=True)
+
+
+PNA = {"aggregators": ["mean", "max"], "scalers": ["identity"], "deg": DEGREES}
+READY = {
+    "gat": lambda **o: pyg.GAT(WIDTH, 4, 2, **o),
+    "gat v2": lambda **o: pyg.GAT(WIDTH, 4, 2, v2=True, **o),
+    "pna": lambda **o: pyg.PNA(WIDTH, 4, 2, **PNA, **o),
+    "gcn": lambda **o: pyg.GCN(WIDTH, 4, 2),
+}
+
+
+@pytest.mark.parametrize("edge_dim", [None, 3])
+@pytest.mark.parametrize("name", READY)
+def test_ready_models_get_the_edge_features_that_they_can_take(name, edge_dim, data):
+    edges = edges_of(data.edge_index, data.num_nodes)
+    x, attr, weight = rows(data.num_nodes, WIDTH), edges.rows(data.attr), edges.rows(data.weight)
+    inputs = {"x": x, "edge_attr": attr, "edge_weight": weight}
+    torch.manual_seed(0)
+    net = READY[name](**({} if edge_dim is None else {"edge_dim": edge_dim})).double()
+    program = trace(net, inputs, training=False)
+    takes = {"edge_weight": data.weight} if name == "gcn" else {"edge_attr": data.attr}
+    takes = {} if edge_dim is None and name != "gcn" else takes
+    assert set(program.needs) == {"x", *takes}
+    got = program.run({n: inputs[n] for n in program.needs}, edges.block)
+    grads = gradients(net, got)
+    theirs = copy.deepcopy(net).eval()
+    want = theirs(x, data.edge_index, **takes)
+    assert_close(got, want, 1e-10)
+    for grad, other in zip(grads, gradients(theirs, want), strict=True):
+        assert_close(grad, other, 1e-10)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: pyg.GATv2Conv(WIDTH, 4),
+        lambda: pyg.PNAConv(WIDTH, 4, ["mean"], ["identity"], DEGREES),
+        lambda: pyg.ResGatedGraphConv(WIDTH, 4),
+    ],
+)
+def test_a_layer_without_edge_dim_that_is_handed_edge_attr(layer, data):
+    inputs = {"x": rows(9, WIDTH), "edge_attr": rows(5, 3)}
+    with pytest.raises(ConfigError, match="gets edge_attr and was made without edge_dim") as caught:
+        trace(Net(layer().double(), "attr"), inputs, training=False)
+    assert "edge_dim=" in (caught.value.hint or "")

@@ -224,7 +224,10 @@ class GATv2Conv(nn.Module):
         weight = loop = None
         if edge_attr is not None:
             if self.lin_edge is None:
-                raise ConfigError("GATv2Conv without edge_dim had edge_attr", hint="edge_dim=...")
+                raise ConfigError(
+                    "GATv2Conv gets edge_attr and was made without edge_dim",
+                    hint="GATv2Conv(..., edge_dim=WIDTH), or no edge_attr for it",
+                )
             edge_attr = _columns(sides.edges.rows(edge_attr))
             ensure(self.lin_edge, edge_attr)
             weight = self.lin_edge.weight.t().reshape(-1, *heads)

@@ -40,6 +40,9 @@ _SUPPORTED = (
     "in-edges only"
 )
 
+# They fail on edge_attr when they have no edge_dim; others ignore it, or need none.
+_NEEDS_EDGE_DIM = ("PNAConv", "ResGatedGraphConv", "RGATConv")
+
 
 def as_ours(m: nn.Module) -> Any:
     """Our layer over the very parameters, submodules and options of a PyG layer, or None.
@@ -75,6 +78,18 @@ def is_linear(m: nn.Module) -> bool:
     return type(m).__module__ == "torch_geometric.nn.dense.linear" and type(m).__name__ == "Linear"
 
 
+def takes_no_edge_attr(m: nn.Module) -> bool:
+    """Whether a ready model of PyG's hands edge_attr to layers made without edge_dim only."""
+    ready = sys.modules.get("torch_geometric.nn.models.basic_gnn")
+    if ready is None or not isinstance(m, ready.BasicGNN):
+        return False
+    return all(_lacks_edge_dim(conv) for conv in m.modules() if is_message_passing(conv))
+
+
+def _lacks_edge_dim(m: nn.Module) -> bool:
+    return getattr(m, "edge_dim", 0) is None
+
+
 class Signature(NamedTuple):
     """What each parameter of a layer takes: rows, graph, edges (and which one), or a constant."""
 
@@ -94,6 +109,14 @@ def call_layer(tracer: ModelTracer, m: nn.Module, args: tuple, kwargs: dict) -> 
         given = inspect.signature(m.forward).bind(*args, **kwargs).arguments
     except TypeError as error:
         tracer.refuse(f"{name}: {error}")
+    if _is_pygs(m) and _lacks_edge_dim(m) and type(m).__name__ in _NEEDS_EDGE_DIM:
+        edge_attr = given.get("edge_attr")
+        if is_traced(edge_attr):
+            width = fact(edge_attr.node).value.shape[-1]
+            tracer.refuse(
+                f"{name} gets edge_attr and was made without edge_dim",
+                hint=f"{name}(..., edge_dim={width}), or no edge_attr for it",
+            )
     taken: dict[str, list[Any]] = {"gathered": [], "own": [], "edges": []}
     entries: list[tuple[str, str, Any]] = []
     for parameter, value in given.items():

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from tiergnn.errors import ConfigError, TiergnnError
 from tiergnn.kernels.block import Block
-from tiergnn.models import rowlocal
+from tiergnn.models import pyg, rowlocal
 from tiergnn.models.cut import EDGE_INPUTS, cut
 from tiergnn.models.judge import Probe
 from tiergnn.models.places import place_of_error
@@ -121,6 +121,8 @@ def _arguments(
     for parameter, role in roles.items():
         if role in ("x", "graph"):
             given[parameter] = x if role == "x" else block
+        elif role == "edge_attr" and parameter not in required and pyg.takes_no_edge_attr(model):
+            continue
         elif role is not None and edges[role] is not None:
             given[parameter] = edges[role]
         elif parameter in required:
