@@ -16,6 +16,7 @@ import tiergnn as tg
 from tests.training.models import community, net, same_bits, weights
 from tiergnn.errors import ConfigError
 from tiergnn.graph.csr import from_edges
+from tiergnn.graph.table import Table
 
 QUIET = {"progress": False}
 
@@ -244,6 +245,38 @@ def test_a_loss_that_is_not_finite_stops_before_it_spoils_the_weights(graph):
     with pytest.raises(ConfigError, match="became nan in epoch 1"):
         tg.train(graph, model, epochs=3, criterion=lambda o, y: o.sum() * float("nan"), **QUIET)
     assert same_bits(before, weights(model))
+
+
+def test_what_is_not_finite_in_the_graph_is_named(graph):
+    """The model is not to blame, nor the learning rate."""
+    x = graph.x.decode()
+    for value in (float("nan"), float("inf")):
+        spoilt = x.copy()
+        spoilt[20:, 3] = value
+        for options in ({}, {"normalize_features": "row"}, {"dtype": "float64"}):
+            with pytest.raises(ConfigError, match="became nan in epoch 1: x") as caught:
+                tg.train(from_like(graph, spoilt), "gcn", epochs=1, **options, **QUIET)
+            assert f"x[20, 3], of node 20, is {value}" in str(caught.value)
+            assert "lr" not in (caught.value.hint or "")
+    large = x.astype(np.float64)
+    large[7:, 2] = 1e300  # finite as it is stored
+    with pytest.raises(ConfigError, match=r"x\[7, 2\], of node 7, is inf"):
+        tg.train(from_like(graph, large), "gcn", epochs=1, dtype="float32", **QUIET)
+
+    edge = 11
+    words = (
+        f"of edge {graph.col[edge]} -> {np.searchsorted(graph.rowptr, edge, 'right') - 1}, is nan"
+    )
+    weight = np.ones(graph.num_edges, np.float32)
+    weight[edge:] = float("nan")
+    spoilt = replace(graph, edge_weight=weight)
+    with pytest.raises(ConfigError, match=rf"edge_weight\[11\], {words}"):
+        tg.train(spoilt, "gcn", epochs=1, **QUIET)
+    assert tg.train(spoilt, "sage", epochs=1, **QUIET).losses[0] > 0  # which reads no weights
+    attr = Table.from_array(np.stack([np.ones_like(weight), weight], 1))
+    spec = {"name": "gat", "edge_dim": 2}
+    with pytest.raises(ConfigError, match=rf"edge_attr\[11, 1\], {words}"):
+        tg.train(replace(graph, edge_attr=attr), spec, epochs=1, **QUIET)
 
 
 def test_without_features_degrees_or_learned_rows_stand_in(graph, caplog):

@@ -119,6 +119,26 @@ class Resident:
         """Look at the memory in use now; a peak between two looks is seen on Linux only."""
         self._meter.sample()
 
+    def not_finite(self) -> str | None:
+        """The first NaN or infinity in what the model reads of the graph, in words, or None."""
+        needs = self.programs[True].needs
+        tables = {"x": self._x, "edge_attr": self._edge_attr}
+        for name, rows in tables.items():
+            found = rows.first_not_finite() if rows is not None and name in needs else None
+            if found is not None:
+                row, column, value = found
+                where = f"node {row}" if name == "x" else self._edge(row)
+                return f"{name}[{row}, {column}], of {where}, is {value}"
+        for name, values in self._edges.items():
+            if name in needs and not bool(torch.isfinite(values).all()):
+                edge = int(torch.nonzero(~torch.isfinite(values))[0])
+                return f"{name}[{edge}], of {self._edge(edge)}, is {float(values[edge])}"
+        return None
+
+    def _edge(self, edge: int) -> str:
+        end = int(torch.searchsorted(self.block.rowptr, edge, right=True)) - 1
+        return f"edge {int(self.block.col[edge])} -> {end}"
+
     def _inputs(self, rows: slice = slice(None)) -> dict[str, Tensor]:
         if self._x is not None:
             x = self._x.values(rows)

@@ -23,6 +23,7 @@ class Rows:
         self, table: Table, device: torch.device, dtype: torch.dtype, *, normalize: bool = False
     ):
         self._dtype, self._normalize = dtype, normalize
+        self._table = table
         self._stored = stored_tensor(table).to(device)
         self._scale = None
         if table.scale is not None:
@@ -38,6 +39,20 @@ class Rows:
     def values(self, rows: slice = slice(None)) -> Tensor:
         """Rows [R, D] as ``dtype``: the held tensor itself where that needs no change."""
         return self._decode(self._stored[rows])
+
+    def first_not_finite(self, block_bytes: int = 2**24) -> tuple[int, int, float] | None:
+        """(row, column, value) of the first NaN or infinity, before any normalising.
+
+        Looks at the table on the host, a block at a time.
+        """
+        step = max(1, block_bytes // (8 * max(1, self._table.width)))
+        for start in range(0, self._table.num_rows, step):
+            values = torch.from_numpy(self._table.decode(slice(start, start + step)))
+            values = values.to(self._dtype)
+            if not bool(torch.isfinite(values).all()):
+                row, column = torch.nonzero(~torch.isfinite(values))[0].tolist()
+                return start + row, column, float(values[row, column])
+        return None
 
     def _decode(self, stored: Tensor) -> Tensor:
         if stored.dtype == self._dtype and self._scale is None and not self._normalize:

@@ -179,9 +179,14 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             loss = self.resident.train_step(self.scoring.loss, step)
             if not math.isfinite(loss):
+                cause = self.resident.not_finite()
                 raise ConfigError(
-                    f"the training loss became {loss} in epoch {step}",
-                    hint="a smaller lr, clip=1.0, or features of moderate size",
+                    f"the training loss became {loss} in epoch {step}"
+                    + (f": {cause}" if cause else ""),
+                    hint="finite numbers in the graph (numpy.nan_to_num), or dtype='float64' where "
+                    "they are too large for the model's dtype"
+                    if cause
+                    else "a smaller lr, clip=1.0, or features of moderate size",
                 )
             if self.options.clip is not None:
                 clip_norm(self._params, self.options.clip)
