@@ -111,7 +111,7 @@ def call_layer(tracer: ModelTracer, m: nn.Module, args: tuple, kwargs: dict) -> 
         tracer.refuse(f"{name}: {error}")
     if _is_pygs(m) and _lacks_edge_dim(m) and type(m).__name__ in _NEEDS_EDGE_DIM:
         edge_attr = given.get("edge_attr")
-        if is_traced(edge_attr):
+        if edge_attr is not None and is_traced(edge_attr):
             width = fact(edge_attr.node).value.shape[-1]
             tracer.refuse(
                 f"{name} gets edge_attr and was made without edge_dim",
