@@ -20,7 +20,7 @@ from tests.kernels.test_attention import (
 from tests.odd import ODD_GRAPHS
 from tiergnn.graph.generate import rmat, star
 from tiergnn.kernels import backend, tasks
-from tiergnn.kernels.attention import edge_mean, gat_attention, gpu
+from tiergnn.kernels.attention import edge_mean, gat_attention, gpu_launch
 from tiergnn.kernels.block import Block
 
 pytestmark = SUITE
@@ -31,7 +31,7 @@ BOUNDS = {torch.float32: (1e-5, 1e-4), torch.float64: (1e-10, 1e-9)}
 def large_tiles(monkeypatch):
     """Tiles that the interpreter gets through a graph with in a few steps."""
     if INTERPRETED:
-        monkeypatch.setattr(gpu, "LOADS", 64)
+        monkeypatch.setattr(gpu_launch, "LOADS", 64)
 
 
 def check(kind: str, block: Block, heads: int, width: int, dtype, edges=True, **options) -> None:
@@ -114,7 +114,7 @@ def test_hubs(kind, self_loop):
 @pytest.mark.parametrize(("heads", "width"), [(3, 7), (2, 9), (6, 4)])
 def test_rows_wider_than_a_tile(kind, heads, width, monkeypatch):
     """Heads in groups, and heads in blocks of columns."""
-    monkeypatch.setattr(gpu, "WIDEST", 4)
+    monkeypatch.setattr(gpu_launch, "WIDEST", 4)
     block = Block.from_graph(rmat(5, 14, seed=1))
     check(kind, block, heads, width, torch.float64, p=0.4, key=KEY)
 

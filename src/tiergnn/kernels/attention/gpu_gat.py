@@ -8,7 +8,7 @@ Legend: P destinations, S sources, E edges, Q parts, K heads, F features; R ROWS
 """
 
 # Triton types constants as constexpr, and gives no type to what a kernel is called with.
-# pyright: reportArgumentType=false, reportAssignmentType=false
+# pyright: reportArgumentType=false
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 
 from tiergnn.kernels.aggregate.gpu_kernels import RANGES, open_tasks
-from tiergnn.kernels.attention.gpu_softmax import (
-    absorb,
-    close_lanes,
+from tiergnn.kernels.attention.gpu_softmax import absorb, close_lanes, store_softmax
+from tiergnn.kernels.attention.gpu_tile import (
     edge_ids,
     inner_products,
     keep_factors,
@@ -30,7 +29,6 @@ from tiergnn.kernels.attention.gpu_softmax import (
     open_columns,
     open_edges,
     store_scores,
-    store_softmax,
     store_sums,
 )
 
@@ -183,57 +181,6 @@ def forward_kernel(
         F,
         TRAIN,
     )
-
-
-@triton.jit(do_not_specialize=["num_dst"])
-def rows_kernel(
-    dst,
-    grad,
-    out,
-    best,
-    inverse,
-    steep,
-    steep_total,
-    stats,
-    grad_dst,
-    num_dst,
-    K: tl.constexpr,
-    F: tl.constexpr,
-    SLOPE: tl.constexpr,
-    SUM: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """What backward needs of rows, stats [P, 3K or 4K]: maximum, inverse, <grad, out>, and dst.
-
-    With dst, GAT's scores, also their gradients grad_dst [P, K]: over all edges the gradients of
-    the logits sum to zero, so that only steep edges count.
-    """
-    PER_HEAD: tl.constexpr = 3 if dst is None else 4
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    mask = (row < num_dst)[:, None] & (head < K)[None, :]
-    inner = tl.zeros((ROWS, HEADS), SUM)
-    steep_inner = tl.zeros((ROWS, HEADS), SUM)
-    for block in range(0, F, WIDTH):
-        feature = block + tl.arange(0, WIDTH)
-        columns = (head * F)[None, :, None] + feature[None, None, :]
-        places = row[:, None, None] * (K * F) + columns
-        within = mask[:, :, None] & (feature < F)[None, None, :]
-        g = tl.load(grad + places, mask=within, other=0).to(SUM)
-        inner += tl.sum(g * tl.load(out + places, mask=within, other=0).to(SUM), 2)
-        if steep is not None:
-            steep_inner += tl.sum(g * tl.load(steep + places, mask=within, other=0), 2)
-    heads = row[:, None] * K + head[None, :]
-    stat = stats + row[:, None] * (PER_HEAD * K) + head[None, :]
-    tl.store(stat, tl.load(best + heads, mask=mask), mask=mask)
-    tl.store(stat + K, tl.load(inverse + heads, mask=mask), mask=mask)
-    tl.store(stat + 2 * K, inner, mask=mask)
-    if dst is not None:
-        tl.store(stat + 3 * K, tl.load(dst + heads, mask=mask), mask=mask)
-        share = tl.load(steep_total + heads, mask=mask, other=0)
-        tl.store(grad_dst + heads, (steep_inner - inner * share) * (1.0 - SLOPE), mask=mask)
 
 
 @triton.jit

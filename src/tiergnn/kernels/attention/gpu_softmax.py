@@ -1,15 +1,15 @@
-"""What the GPU's attention kernels share: columns, dropout, running softmaxes and their merging.
+"""Running softmaxes in Triton: absorbing edges, merging, and what backward needs of rows.
 
-A program works on ROWS tasks (``kernels.tasks``), HEADS heads and WIDTH columns of each. Every lane
-of a task keeps a softmax of its own over the edges that it sees; lanes are merged when the task is
-done, and tasks that share a row in further launches, in float64 and in a fixed order. Sums are kept
-twice, over all edges and over the *steep* ones (whose leaky_relu has slope 1), when TRAIN.
+Every lane of a task keeps a softmax of its own over the edges that it sees; lanes are merged when
+the task is done, and tasks that share a row in further launches, in float64 and in a fixed order.
+Sums are kept twice, over all edges and over the *steep* ones (whose leaky_relu has slope 1), when
+TRAIN.
 
 Legend: P destinations, Q parts, K heads, F features; R ROWS, U UNROLL, L LANES, H HEADS, W WIDTH.
 """
 
 # Triton types constants as constexpr, and gives no type to what a kernel is called with.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false
 
 from __future__ import annotations
 
@@ -17,176 +17,20 @@ import triton
 import triton.language as tl
 
 from tiergnn.kernels.aggregate.gpu_kernels import RANGES, open_tasks
-
-
-@triton.jit
-def block_columns(
-    first_head, block, K: tl.constexpr, F: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Columns [H*W] of rows of K*F numbers, WIDTH of each head from ``block`` on; which exist."""
-    c = tl.arange(0, HEADS * WIDTH)
-    head = first_head + c // WIDTH
-    feature = block + c % WIDTH
-    return head * F + feature, (head < K) & (feature < F)
-
-
-@triton.jit
-def open_columns(K: tl.constexpr, F: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """This program's first head, heads [H] and columns [H*W], and which of both exist.
-
-    The last result says whether it has the heads' first columns: one program writes what is one
-    number a head.
-    """
-    blocks: tl.constexpr = (F + WIDTH - 1) // WIDTH
-    first_head = tl.program_id(1) // blocks * HEADS
-    block = tl.program_id(1) % blocks * WIDTH
-    head = first_head + tl.arange(0, HEADS)
-    column, within = block_columns(first_head, block, K, F, HEADS, WIDTH)
-    return first_head, head, column, head < K, within, block == 0
-
-
-@triton.jit
-def open_edges(begin, num_edges, UNROLL: tl.constexpr, LANES: tl.constexpr):
-    """Number of each edge in its task [1, U, L], its position [R, U, L], and the tasks' sizes."""
-    e = (tl.arange(0, UNROLL)[:, None] * LANES + tl.arange(0, LANES)[None, :])[None, :, :]
-    return e, begin[:, None, None] + e, num_edges[:, None, None]
-
-
-@triton.jit
-def load_heads(x, at, live, head, in_head, STRIDE: tl.constexpr):
-    """x[at, head], [R, U, L, H]; rows of x have STRIDE numbers, ``at`` is int64 [R, U, L]."""
-    size: tl.constexpr = at.shape[0] * at.shape[1] * at.shape[2]
-    place = tl.reshape(at, (size,))[:, None] * STRIDE + head[None, :]
-    mask = tl.reshape(live, (size,))[:, None] & in_head[None, :]
-    found = tl.load(x + place, mask=mask, other=0)
-    return tl.reshape(found, (at.shape[0], at.shape[1], at.shape[2], head.shape[0]))
-
-
-@triton.jit
-def load_rows(
-    x, at, live, column, within, STRIDE: tl.constexpr, SUM: tl.constexpr, HEADS: tl.constexpr
-):
-    """x[at, column], [R, U, L, H, W] in the dtype that is computed in.
-
-    Loaded as [edges, columns]: with more axes some versions of Triton deal the threads of a warp
-    out to the wrong ones.
-    """
-    size: tl.constexpr = at.shape[0] * at.shape[1] * at.shape[2]
-    width: tl.constexpr = column.shape[0] // HEADS
-    place = tl.reshape(at, (size,))[:, None] * STRIDE + column[None, :]
-    mask = tl.reshape(live, (size,))[:, None] & within[None, :]
-    found = tl.load(x + place, mask=mask, other=0).to(SUM)
-    return tl.reshape(found, (at.shape[0], at.shape[1], at.shape[2], HEADS, width))
-
-
-@triton.jit
-def load_vector(x, column, within, HEADS: tl.constexpr):
-    """x[column], [1, 1, 1, H, W]: the same for all edges."""
-    found = tl.load(x + column, mask=within, other=0)
-    return tl.reshape(found, (1, 1, 1, HEADS, column.shape[0] // HEADS))
-
-
-@triton.jit
-def inner_products(
-    x,
-    x_at,
-    x_live,
-    x_tile,
-    y,
-    y_at,
-    y_live,
-    y_tile,
-    first_head,
-    K: tl.constexpr,
-    F: tl.constexpr,
-    SUM: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """<x[x_at, k], y[y_at, k]> for every head, [R, U, L, H].
-
-    The tiles are this program's columns of the rows: whole heads unless these are wider than WIDTH.
-    """
-    out = tl.sum(x_tile * y_tile, 4)
-    if F > WIDTH:
-        out *= 0
-        for block in range(0, F, WIDTH):
-            column, within = block_columns(first_head, block, K, F, HEADS, WIDTH)
-            left = load_rows(x, x_at, x_live, column, within, K * F, SUM, HEADS)
-            right = load_rows(y, y_at, y_live, column, within, K * F, SUM, HEADS)
-            out += tl.sum(left * right, 4)
-    return out
-
-
-@triton.jit
-def edge_ids(at, live, eid):
-    """The ids by which the edges at positions ``at`` of the block are dropped, int64."""
-    if eid is None:
-        out = at.to(tl.int64)
-    else:
-        out = tl.load(eid + at, mask=live, other=0)
-    return out
-
-
-@triton.jit
-def loop_ids(target, live, gid, num_graph_edges):
-    """The ids by which the virtual loops of rows [R, 1, 1] are dropped, int64."""
-    if gid is None:
-        out = num_graph_edges + target
-    else:
-        out = num_graph_edges + tl.load(gid + target, mask=live, other=0)
-    return out
-
-
-@triton.jit
-def leaky(x, SLOPE: tl.constexpr):
-    return tl.where(x > 0, x, x * SLOPE)
-
-
-@triton.jit
-def leaky_slope(x, SLOPE: tl.constexpr):
-    """The derivative of leaky_relu, in the dtype of x: bare numbers would be float32."""
-    one = tl.full(x.shape, 1.0, x.dtype)
-    return tl.where(x > 0, one, tl.full(x.shape, SLOPE, x.dtype))
+from tiergnn.kernels.attention.gpu_tile import (
+    load_heads,
+    load_rows,
+    open_columns,
+    open_edges,
+    store_scores,
+    store_sums,
+)
 
 
 @triton.jit
 def finite(best):
     """The maximum, or 0 where nothing was seen: exp(-inf - 0) is 0."""
     return tl.where(best == float("-inf"), 0.0, best)
-
-
-@triton.jit
-def keep_factors(
-    row_id,
-    first_head,
-    key,
-    threshold,
-    site,
-    SCALE: tl.constexpr,
-    HEADS: tl.constexpr,
-    SUM: tl.constexpr,
-):
-    """What dropout multiplies coefficients by, [R, U, L, H]; row_id int64 [R, U, L].
-
-    One Philox counter serves four heads.
-    """
-    low = row_id.to(tl.uint32)[:, :, :, None]
-    high = (row_id >> 32).to(tl.uint32)[:, :, :, None]
-    zero = tl.zeros_like(low)
-    fourth = zero + site.to(tl.uint32)
-    if HEADS % 4 == 0:
-        quad = (first_head // 4 + tl.arange(0, HEADS // 4))[None, None, None, :].to(tl.uint32)
-        w0, w1, w2, w3 = tl.philox(key, low + zero, high + zero, zero + quad, fourth)
-        word = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
-    else:
-        head = (first_head + tl.arange(0, HEADS))[None, None, None, :]
-        quad = (head // 4).to(tl.uint32)
-        w0, w1, w2, w3 = tl.philox(key, low + zero, high + zero, zero + quad, fourth)
-        even = tl.where(head % 4 == 0, w0, w2)
-        odd = tl.where(head % 4 == 1, w1, w3)
-        word = tl.where(head % 2 == 0, even, odd)
-    return tl.where(word.to(tl.int64) >= threshold, tl.full(word.shape, SCALE, SUM), 0.0)
 
 
 @triton.jit
@@ -229,29 +73,6 @@ def close_lanes(best, total, acc):
     highest = tl.max(best, 1)
     shrink = tl.exp(best - finite(highest)[:, None, :])
     return highest, tl.sum(total * shrink, 1), tl.sum(acc * shrink[:, :, :, None], 1)
-
-
-@triton.jit
-def round_to(value, pointer):
-    """The value in the dtype that the pointer's memory holds."""
-    if pointer.dtype.element_ty != tl.float64:  # no direct way from float64 to 16 bits
-        value = value.to(tl.float32)
-    return value.to(pointer.dtype.element_ty)
-
-
-@triton.jit
-def store_sums(kept, row, sums, out, column, within, STRIDE: tl.constexpr):
-    """out[row, column] = sums [R, H, W] where ``kept`` [R]."""
-    place = row[:, None] * STRIDE + column[None, :]
-    flat = tl.reshape(sums, (row.shape[0], column.shape[0]))
-    tl.store(out + place, round_to(flat, out), mask=kept[:, None] & within[None, :])
-
-
-@triton.jit
-def store_scores(kept, row, scores, out, head, in_head, STRIDE: tl.constexpr):
-    """out[row, head] = scores [R, H] where ``kept`` [R]."""
-    place = row[:, None] * STRIDE + head[None, :]
-    tl.store(out + place, round_to(scores, out), mask=kept[:, None] & in_head[None, :])
 
 
 @triton.jit
@@ -402,3 +223,54 @@ def merge_kernel(
         F,
         TRAIN,
     )
+
+
+@triton.jit(do_not_specialize=["num_dst"])
+def rows_kernel(
+    dst,
+    grad,
+    out,
+    best,
+    inverse,
+    steep,
+    steep_total,
+    stats,
+    grad_dst,
+    num_dst,
+    K: tl.constexpr,
+    F: tl.constexpr,
+    SLOPE: tl.constexpr,
+    SUM: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """What backward needs of rows, stats [P, 3K or 4K]: maximum, inverse, <grad, out>, and dst.
+
+    With dst, GAT's scores, also their gradients grad_dst [P, K]: over all edges the gradients of
+    the logits sum to zero, so that only steep edges count.
+    """
+    PER_HEAD: tl.constexpr = 3 if dst is None else 4
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    mask = (row < num_dst)[:, None] & (head < K)[None, :]
+    inner = tl.zeros((ROWS, HEADS), SUM)
+    steep_inner = tl.zeros((ROWS, HEADS), SUM)
+    for block in range(0, F, WIDTH):
+        feature = block + tl.arange(0, WIDTH)
+        columns = (head * F)[None, :, None] + feature[None, None, :]
+        places = row[:, None, None] * (K * F) + columns
+        within = mask[:, :, None] & (feature < F)[None, None, :]
+        g = tl.load(grad + places, mask=within, other=0).to(SUM)
+        inner += tl.sum(g * tl.load(out + places, mask=within, other=0).to(SUM), 2)
+        if steep is not None:
+            steep_inner += tl.sum(g * tl.load(steep + places, mask=within, other=0), 2)
+    heads = row[:, None] * K + head[None, :]
+    stat = stats + row[:, None] * (PER_HEAD * K) + head[None, :]
+    tl.store(stat, tl.load(best + heads, mask=mask), mask=mask)
+    tl.store(stat + K, tl.load(inverse + heads, mask=mask), mask=mask)
+    tl.store(stat + 2 * K, inner, mask=mask)
+    if dst is not None:
+        tl.store(stat + 3 * K, tl.load(dst + heads, mask=mask), mask=mask)
+        share = tl.load(steep_total + heads, mask=mask, other=0)
+        tl.store(grad_dst + heads, (steep_inner - inner * share) * (1.0 - SLOPE), mask=mask)
