@@ -64,4 +64,7 @@ def main() -> None:
     # Read by OpenMP when torch loads: beside other work on the same cores, threads that spin while
     # they wait make training ten times slower; sleeping costs some microseconds a call.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Read by torch at its first tensor: large ones come on huge pages (Linux). Most of the time of
+    # a CPU epoch goes into page faults and address look-ups without them.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     app()

@@ -20,7 +20,7 @@ from tiergnn.kernels.aggregate import cpu_max, cpu_sum
 from tiergnn.kernels.aggregate.cpu_tasks import even_tasks, in_order
 from tiergnn.kernels.aggregate.reference import plan as plan
 from tiergnn.kernels.aggregate.reference import wide
-from tiergnn.kernels.rows import Columns, dense
+from tiergnn.kernels.rows import Columns, dense, new_rows
 from tiergnn.kernels.threads import spread
 from tiergnn.kernels.tile import tiles
 
@@ -37,7 +37,7 @@ def weighted_sum(
     """As the reference."""
     x = dense(x_SD)
     num_rows = rowptr.numel() - 1
-    out = torch.empty(num_rows, x.shape[1], dtype=x.dtype)
+    out = new_rows(num_rows, x.shape[1], x.dtype)
     if not out.numel():
         return out
     weight = in_order(weight_E, edge_E, wide(x.dtype))
@@ -90,7 +90,7 @@ def maximum(
     """As the reference."""
     x = dense(x_SD)
     shape = rowptr.numel() - 1, x.shape[1]
-    out, ties = torch.empty(shape, dtype=x.dtype), torch.empty(shape, dtype=torch.int32)
+    out, ties = new_rows(*shape, x.dtype), new_rows(*shape, torch.int32)
     if not out.numel():
         return out, ties
     weight = in_order(weight_E, None, wide(x.dtype))
@@ -130,7 +130,7 @@ def maximum_grad_x(
 ) -> Tensor:
     """As the reference."""
     x, out, share = dense(x_SD), dense(out_PD), dense(share_PD)
-    grad = torch.empty(x.shape, dtype=x.dtype)
+    grad = new_rows(x.shape[0], x.shape[1], x.dtype)
     if not grad.numel():
         return grad
     weight = in_order(weight_E, edge_t, wide(x.dtype))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tiergnn.kernels.dropout.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 from tiergnn.kernels.lanes import load, scale, store
-from tiergnn.kernels.rows import Columns, dense, njit
+from tiergnn.kernels.rows import Columns, dense, new_rows, njit
 from tiergnn.kernels.threads import spread
 from tiergnn.kernels.tile import I32, I64, LanesType, full_of, operation, splat, tiles
 
@@ -110,7 +110,7 @@ def dropout(
     x = dense(x_ND)
     if threshold == _NOTHING:
         return torch.zeros(x.shape, dtype=x.dtype)
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = new_rows(x.shape[0], x.shape[1], x.dtype)
     if not out.numel():
         return out
     gid = None if gid_N is None else gid_N.contiguous().numpy()
