@@ -3,9 +3,11 @@
 GCN: Kipf and Welling 2017, section 5.2: two layers, 16 hidden columns, dropout 0.5 on the input of
 both, L2 of 5e-4 on the first layer only, Adam at 0.01, rows of features summing to 1, 200 epochs.
 GAT: Velickovic et al. 2018, section 3.3: 8 heads of 8 columns with ELU, then one head; dropout 0.6
-on the input of both layers and on attention, L2 of 5e-4, Adam at 0.005, the same features,
-stopping after 100 epochs without a better validation.
-Both keep the weights of the epoch of the best validation accuracy, on the public split.
+on the input of both layers and on attention, L2 of 5e-4, Adam at 0.005, the same features. The
+paper stops when neither loss nor accuracy of validation has improved for 100 epochs; here it is
+200 epochs, as for GCN.
+Both keep the weights of the best epoch by validation accuracy and, where several share it, by
+validation loss (the GAT paper asks for both to be at their best); public split.
 """
 
 from __future__ import annotations
@@ -74,41 +76,43 @@ class GAT(torch.nn.Module):
         return torch.optim.Adam(params, lr=0.005, weight_decay=5e-4)
 
 
-MODELS: dict[str, tuple[type[GCN] | type[GAT], dict[str, int]]] = {
-    "gcn": (GCN, {"epochs": 200}),
-    "gat": (GAT, {"epochs": 1000, "patience": 100}),
-}
+MODELS: dict[str, type[GCN] | type[GAT]] = {"gcn": GCN, "gat": GAT}
 
 
-def measure(graph: tg.Graph, model: str, seeds: int) -> dict[str, Any]:
+def accuracy_then_loss(out: torch.Tensor, y: torch.Tensor) -> float:
+    """Accuracy, less too little of the loss to make up for one node of the split."""
+    accuracy = (out.argmax(dim=1) == y).float().mean()
+    return float(accuracy - 0.01 * F.cross_entropy(out, y).clamp(max=10) / len(y))
+
+
+def measure(graph: tg.Graph, model: str, seeds: int, epochs: int) -> dict[str, Any]:
     """Test accuracies in percent, one a seed, and what they took."""
-    make, length = MODELS[model]
-    found, epochs, start = [], [], time.perf_counter()
+    found, start = [], time.perf_counter()
     assert graph.x is not None
     assert graph.num_classes is not None
     for seed in range(seeds):
         torch.manual_seed(seed)
-        module = make(graph.x.width, graph.num_classes)
+        module = MODELS[model](graph.x.width, graph.num_classes)
         run = tg.train(
             graph,
             module,
             optimizer=module.optimizer,
+            metric=accuracy_then_loss,
+            metric_mode="max",
             normalize_features="row",
+            epochs=epochs,
             seed=seed,
             device="cpu",
             progress=False,
-            **length,
         )
         accuracy = run.metrics["test"]["accuracy"]
         assert accuracy is not None
         found.append(100 * accuracy)
-        epochs.append(len(run.history))
-        print(f"  seed {seed}: {found[-1]:.1f} after {epochs[-1]} epochs", flush=True)
+        print(f"  seed {seed}: {found[-1]:.1f} at epoch {run.best_epoch}", flush=True)
     return {
         "accuracies": [round(value, 2) for value in found],
         "mean": round(statistics.mean(found), 2),
         "std": round(statistics.stdev(found), 2) if seeds > 1 else 0.0,
-        "epochs": epochs,
         "seconds": round(time.perf_counter() - start, 1),
     }
 
@@ -117,18 +121,16 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# Accuracy on the public splits",
         "",
-        "Test accuracy in percent, mean and standard deviation over seeds, at the epoch of the "
-        "best validation accuracy. Settings: the text at the top of `benchmarks/accuracy.py`.",
+        f"Test accuracy in percent, mean and standard deviation over seeds, {record['epochs']} "
+        "epochs, best-validation epoch. Settings: the text at the top of `benchmarks/accuracy.py`.",
         "",
-        "| set | model | published | required | measured | seeds | epochs | seconds |",
-        "|---|---|---|---|---|---|---|---|",
+        "| set | model | published | required | measured | seeds | seconds |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in record["rows"]:
-        low, high = min(row["epochs"]), max(row["epochs"])
-        epochs = f"{low}" if low == high else f"{low} to {high}"
         lines.append(
             f"| {row['set']} | {row['model'].upper()} | {row['published']} | {row['required']} | "
-            f"{row['mean']} +- {row['std']} | {len(row['accuracies'])} | {epochs} | "
+            f"{row['mean']} +- {row['std']} | {len(row['accuracies'])} | "
             f"{row['seconds']} |"
         )
     return "\n".join([*lines, "", sentence(record), ""])
@@ -137,11 +139,12 @@ def page(record: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--sets", nargs="+", default=["cora", "citeseer"])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--out", type=Path, default=RESULTS / "accuracy.json")
     args = parser.parse_args()
-    record: dict[str, Any] = {**provenance(), "rows": []}
+    record: dict[str, Any] = {**provenance(), "epochs": args.epochs, "rows": []}
     with tempfile.TemporaryDirectory() as folder:
         for name in args.sets:
             graph = tg.ingest(DATA / name, Path(folder) / name)
@@ -149,7 +152,7 @@ def main() -> None:
                 print(f"{name} {model}", flush=True)
                 key = (name, model)
                 row = {"set": name, "model": model, "published": PUBLISHED[key]}
-                row |= {"required": REQUIRED[key], **measure(graph, model, args.seeds)}
+                row |= {"required": REQUIRED[key], **measure(graph, model, args.seeds, args.epochs)}
                 row["reached"] = row["mean"] >= row["required"]
                 record["rows"].append(row)
                 print(f"  {row['mean']} +- {row['std']} (required {row['required']})", flush=True)
