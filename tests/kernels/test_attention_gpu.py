@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 
+from tests.kernels.blocks import ragged
 from tests.kernels.device import DEVICE, INTERPRETED, SUITE, on_gpu
 from tests.kernels.test_attention import (
     KEY,
@@ -20,7 +21,7 @@ from tests.kernels.test_attention import (
 from tests.odd import ODD_GRAPHS
 from tiergnn.graph.generate import rmat, star
 from tiergnn.kernels import backend, tasks
-from tiergnn.kernels.attention import edge_mean, gat_attention, gpu_launch
+from tiergnn.kernels.attention import edge_mean, gat_attention, gpu, gpu_launch
 from tiergnn.kernels.block import Block
 
 pytestmark = SUITE
@@ -117,6 +118,15 @@ def test_rows_wider_than_a_tile(kind, heads, width, monkeypatch):
     monkeypatch.setattr(gpu_launch, "WIDEST", 4)
     block = Block.from_graph(rmat(5, 14, seed=1))
     check(kind, block, heads, width, torch.float64, p=0.4, key=KEY)
+
+
+@pytest.mark.parametrize("edges", [True, False])
+def test_few_programs_share_the_gradients_of_all_edges(edges, monkeypatch):
+    """Each takes many tasks in turn, of several launches, and adds to its own sums."""
+    monkeypatch.setattr(gpu, "PROGRAMS", 2)
+    monkeypatch.setattr(gpu_launch, "LOADS", 2)
+    degrees = [1, 2, 0, 30, 1, 3, 2, 2, 1, 40]
+    check("gatv2", ragged(degrees, 12), 2, 4, torch.float64, edges)
 
 
 @on_gpu

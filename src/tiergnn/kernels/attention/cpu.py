@@ -1,8 +1,7 @@
 """Fused attention on the CPU: tensors in, tensors out; the loops are in cpu_gat and cpu_gatv2.
 
 Half-precision rows are widened to float32 once a call, [S, K, F]; nothing of size [E, K] is made.
-Bytes read, at w bytes a number: forward E*K*(F+1)*w for GAT, E*K*F*w for GATv2; backward
-E*K*(F+4)*w, and E*K*(3F+3)*w. Flops a number of a gathered row: 2 and 5 forward, 4 and 18 backward.
+README.md has the derivations, and the bytes and flops of every pass.
 
 Legend: P destinations, S sources, E edges, K heads, F features, D edge features, T tasks;
 C columns of one head rounded up to whole vectors.

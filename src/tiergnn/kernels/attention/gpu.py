@@ -1,6 +1,6 @@
 """Fused attention in Triton: tensors in, tensors out; the kernels are in gpu_gat and gpu_gatv2.
 
-Nothing of size [E, K] is made. Bytes gathered, at w bytes a number: as on the CPU (see cpu.py).
+Nothing of size [E, K] is made. README.md has the derivations, and the bytes and flops of every pass.
 
 Legend: P destinations, S sources, E edges, K heads, F features, D edge features.
 """
