@@ -130,24 +130,17 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def table(record: dict[str, Any]) -> str:
-    lines = [f"{'graph':10} {'op':12} {'dtype':8} width      ms  cusparse  ratio    GB/s  ceiling"]
-    for row in record["rows"]:
-        start = f"{row['graph']:10} {row['op']:12} {row['dtype']:8} {row['width']:5}"
-        if "wrong" in row:
-            lines.append(f"{start} WRONG: error {row['error']:.2g}, or two runs differ")
-            continue
-        lines.append(
-            f"{start} {row['ms']:7.3f} {row['cusparse_ms']:9.2f} {row['ratio']:6.2f} "
-            f"{row['gathered_GBps']:7.0f} {row['share_of_ceiling']:8.0%}"
-        )
-    lines.append("geometric means over widths")
-    for row in record["summary"]:
-        lines.append(
-            f"{row['graph']:10} {row['op']:12} {row['dtype']:8} {row['geomean']:.2f}x, "
-            f"least {row['least']:.2f}x"
-        )
-    return "\n".join(lines)
+HEAD = f"{'graph':10} {'op':12} {'dtype':8} width      ms  cusparse  ratio    GB/s  ceiling"
+
+
+def line(row: dict[str, Any]) -> str:
+    start = f"{row['graph']:10} {row['op']:12} {row['dtype']:8} {row['width']:5}"
+    if "wrong" in row:
+        return f"{start} WRONG: error {row['error']:.2g}, or two runs differ"
+    return (
+        f"{start} {row['ms']:7.3f} {row['cusparse_ms']:9.2f} {row['ratio']:6.2f} "
+        f"{row['gathered_GBps']:7.0f} {row['share_of_ceiling']:8.0%}"
+    )
 
 
 def main() -> None:
@@ -164,15 +157,23 @@ def main() -> None:
         "copy_GBps": copy_rate(),
         "rows": [],
     }
+    args.out.mkdir(parents=True, exist_ok=True)
+    print(HEAD)
     for name in args.graphs:
         block = GRAPHS[name]("cuda", shrink=args.shrink)
         for width in args.widths:
-            record["rows"] += measure(name, block, width, args.repeats)
+            rows = measure(name, block, width, args.repeats)
             torch.cuda.empty_cache()
-    record["summary"] = summary(record["rows"])
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "kernels_gpu.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(table(record))
+            record["rows"] += rows
+            record["summary"] = summary(record["rows"])
+            (args.out / "kernels_gpu.json").write_text(json.dumps(record, indent=1) + "\n")
+            print(*map(line, rows), sep="\n", flush=True)
+    print("geometric means over widths")
+    for row in record["summary"]:
+        print(
+            f"{row['graph']:10} {row['op']:12} {row['dtype']:8} {row['geomean']:.2f}x, "
+            f"least {row['least']:.2f}x"
+        )
 
 
 if __name__ == "__main__":
