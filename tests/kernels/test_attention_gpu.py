@@ -47,6 +47,8 @@ def check(kind: str, block: Block, heads: int, width: int, dtype, edges=True, **
 
 
 WAYS = list(product((True, False), (False, True), (0.0, 0.6)))  # self_loop, edges, p
+# Every way is compiled for itself, which takes a GPU longer than to run it on every graph.
+FEW_WAYS = [(True, True, 0.6), (False, False, 0.0), (True, False, 0.0)]
 
 
 @pytest.mark.parametrize("kind", OPS)
@@ -54,12 +56,10 @@ WAYS = list(product((True, False), (False, True), (0.0, 0.6)))  # self_loop, edg
 def test_oracle(kind, turn):
     """Every odd graph; the interpreter tries one way each, in turns."""
     block = Block.from_graph(ODD_GRAPHS[turn].values[0])
-    for number, (self_loop, edges, p) in enumerate(WAYS):
-        if not INTERPRETED or (number + turn) % len(WAYS) == 0:
-            heads, width = (3, 5) if INTERPRETED else SHAPES[(number + turn) % len(SHAPES)]
-            dtype = (torch.float32, torch.float64)[(number + turn) // 2 % 2]
-            options = {"self_loop": self_loop, "p": p, "key": KEY, "site": 2}
-            check(kind, block, heads, width, dtype, edges, **options)
+    ways = [WAYS[turn % len(WAYS)]] if INTERPRETED else FEW_WAYS
+    for self_loop, edges, p in ways:
+        options = {"self_loop": self_loop, "p": p, "key": KEY, "site": 2}
+        check(kind, block, 3, 5, torch.float32, edges, **options)
 
 
 @pytest.mark.parametrize("kind", OPS)
@@ -67,13 +67,13 @@ def test_oracle(kind, turn):
 def test_every_way(kind, self_loop, edges, p):
     block = Block.from_graph(rmat(11, 50, seed=7))
     options = {"self_loop": self_loop, "p": p, "key": KEY, "site": 2}
-    check(kind, block, 4, 5, torch.float64, edges, **options)
+    check(kind, block, 3, 5, torch.float32, edges, **options)
 
 
 @pytest.mark.parametrize("kind", OPS)
-@pytest.mark.parametrize(("heads", "width"), [*SHAPES, (8, 8), (5, 4)])
+@pytest.mark.parametrize(("heads", "width"), SHAPES)
 def test_shapes(kind, heads, width):
-    check(kind, Block.from_graph(rmat(9, 40, seed=5)), heads, width, torch.float32)
+    check(kind, Block.from_graph(rmat(9, 40, seed=5)), heads, width, torch.float64, False)
 
 
 @pytest.mark.parametrize("kind", OPS)
@@ -112,7 +112,7 @@ def test_hubs(kind, self_loop):
 
 
 @pytest.mark.parametrize("kind", OPS)
-@pytest.mark.parametrize(("heads", "width"), [(3, 7), (2, 9), (6, 4)])
+@pytest.mark.parametrize(("heads", "width"), [(3, 7), (2, 9)])
 def test_rows_wider_than_a_tile(kind, heads, width, monkeypatch):
     """Heads in groups, and heads in blocks of columns."""
     monkeypatch.setattr(gpu_launch, "WIDEST", 4)
@@ -131,8 +131,11 @@ def test_few_programs_share_the_gradients_of_all_edges(edges, monkeypatch):
 
 @on_gpu
 @pytest.mark.parametrize("kind", OPS)
-@pytest.mark.parametrize(("heads", "width"), [(8, 8), (8, 32), (1, 47), (2, 300), (9, 64)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "width", "dtype"),
+    [(8, 8, torch.float32), (8, 32, torch.bfloat16), (2, 300, torch.float32)],
+    ids=str,
+)
 def test_power_law(kind, heads, width, dtype):
     block = Block.from_graph(rmat(3_000, 60_000, seed=1))
     check(kind, block, heads, width, dtype, p=0.5, key=KEY)
@@ -193,7 +196,7 @@ def test_ids_of_the_whole_graph(kind):
         num_graph_nodes=2**34,
         num_graph_edges=2**41,
     )
-    for heads in (1, 2, 8):
+    for heads in (2, 8):
         check(kind, block, heads, 2, torch.float64, p=0.5, key=KEY)
 
 

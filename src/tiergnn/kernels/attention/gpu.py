@@ -1,6 +1,6 @@
 """Fused attention in Triton: tensors in, tensors out; the kernels are in gpu_gat and gpu_gatv2.
 
-Nothing of size [E, K] is made. README.md has the derivations, and the bytes and flops of every pass.
+Nothing of size [E, K] is made. README.md has the derivations, and the bytes and flops of passes.
 
 Legend: P destinations, S sources, E edges, K heads, F features, D edge features.
 """
