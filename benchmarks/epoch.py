@@ -223,7 +223,11 @@ def main() -> None:
         result = measure(args, name, make_graph(args, args.nodes, args.edges))
         record["results"].append(result)
         for key, value in result.items():
-            shown = f"{value['median_s']:.3f} s" if isinstance(value, dict) and value else value
+            shown = (
+                f"{value['median_s']:.3f} s"
+                if isinstance(value, dict) and "median_s" in value
+                else value
+            )
             print(f"{name:5} {key:24} {shown}", flush=True)
         gc.collect()
     args.out.parent.mkdir(exist_ok=True)
