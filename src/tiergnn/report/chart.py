@@ -50,11 +50,11 @@ def line_chart(
         f'<text class="title" x="{LEFT}" y="16">{escape(title)}</text>',
         *_frame(x_axis, y_axis, x_label),
     ]
-    if mark is not None and x_axis.low <= mark[0] <= x_axis.high:
-        parts.append(_marked(x_axis.place(mark[0]), mark[1]))
     for i, (one, points) in enumerate(drawn):
         placed = [None if y is None else (x_axis.place(x), y_axis.place(y)) for x, y in points]
         parts.append(_curve(one.name, placed, i))
+    if mark is not None and x_axis.low <= mark[0] <= x_axis.high:
+        parts.append(_marked(x_axis.place(mark[0]), mark[1]))
     parts.append(_legend([one.name for one, _ in drawn]))
     return "".join([*parts, "</svg>"])
 

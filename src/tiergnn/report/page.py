@@ -20,14 +20,16 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   max-width: 1000px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-.quiet { color: var(--quiet); } .row { display: flex; flex-wrap: wrap; gap: 1.5rem; }
-.row > * { flex: 1 1 420px; min-width: 0; }
+.quiet { color: var(--quiet); }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr));
+  gap: 1.5rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .2rem 1.2rem .2rem 0; border-bottom: 1px solid var(--line);
   overflow-wrap: break-word; vertical-align: top; white-space: pre-wrap; }
 th { font-weight: 600; } th, td:first-child { white-space: nowrap; }
 svg { width: 100%; height: auto; } svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+svg text { paint-order: stroke; stroke: var(--page); stroke-width: 3px; }
 svg .title { font-weight: 600; font-size: 13px; } svg .tick { fill: var(--quiet); font-size: 11px; }
 svg .grid { stroke: var(--line); } svg .curve { fill: none; stroke-width: 1.8; }
 svg .mark { stroke: var(--quiet); stroke-dasharray: 3 3; }
@@ -50,7 +52,7 @@ def run_page(record: RunRecord) -> str:
         f"<h2>Metrics {'of the newest epoch' if best is None else f'of epoch {best}'}</h2>",
         _table(header, rows),
         "<h2>Curves</h2>",
-        f'<div class="row">{"".join(charts)}</div>',
+        f'<div class="charts">{"".join(charts)}</div>',
         "<h2>Cost</h2>",
         _table(("what", "measured"), cost_rows(record)),
         "<h2>Settings</h2>",
