@@ -20,7 +20,8 @@ from tiergnn.kernels.aggregate import cpu_max, cpu_sum
 from tiergnn.kernels.aggregate.cpu_tasks import even_tasks, in_order
 from tiergnn.kernels.aggregate.reference import plan as plan
 from tiergnn.kernels.aggregate.reference import wide
-from tiergnn.kernels.rows import Columns, dense, new_rows
+from tiergnn.kernels.memory import new_rows
+from tiergnn.kernels.rows import Columns, dense
 from tiergnn.kernels.threads import spread
 from tiergnn.kernels.tile import tiles
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from tiergnn.kernels.dropout.reference import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, WEYL_0, WEYL_1
 from tiergnn.kernels.lanes import load, scale, store
-from tiergnn.kernels.rows import Columns, dense, new_rows, njit
+from tiergnn.kernels.memory import new_rows
+from tiergnn.kernels.rows import Columns, dense, njit
 from tiergnn.kernels.threads import spread
 from tiergnn.kernels.tile import I32, I64, LanesType, full_of, operation, splat, tiles
 

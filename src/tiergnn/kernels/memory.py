@@ -1,0 +1,86 @@
+"""Memory for large new rows on the CPU, on huge pages and used again.
+
+The system hands out every large tensor as fresh zeroed pages and takes them back with it, which for
+outputs of hundreds of megabytes takes as long as the kernel that writes them. Memory given out here
+comes back when its last tensor is gone and serves the next output of the same size. What is held,
+idle or not, never exceeds the most that was in use at once.
+
+Legend: N rows, D columns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+import weakref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LARGE_BYTES = 32 * 2**20  # from here on the allocator gives a tensor pages of its own
+
+
+class Pool:
+    """Large memories by size. Thread-safe; a tensor may die in any thread."""
+
+    def __init__(self) -> None:
+        # Reentrant: the garbage collector may give memory back while a thread takes some.
+        self._lock = threading.RLock()
+        self._idle: list[np.ndarray] = []  # bytes, oldest first
+        self._used_bytes = 0
+        self._most_bytes = 0
+
+    @property
+    def idle_bytes(self) -> int:
+        return sum(memory.nbytes for memory in self._idle)
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Uninitialised bytes [num_bytes], which come back when no tensor uses them any more."""
+        with self._lock:
+            fitting = [memory for memory in self._idle if memory.nbytes == num_bytes]
+            memory = fitting[-1] if fitting else None
+            self._idle = [other for other in self._idle if other is not memory]
+            self._used_bytes += num_bytes
+            self._most_bytes = max(self._most_bytes, self._used_bytes)
+            while self._idle and self._used_bytes + self.idle_bytes > self._most_bytes:
+                del self._idle[0]
+        if memory is None:
+            memory = _allocate(num_bytes)
+        lent = memory[:]
+        weakref.finalize(lent, self._give_back, memory).atexit = False
+        return torch.frombuffer(lent, dtype=torch.uint8)
+
+    def _give_back(self, memory: np.ndarray) -> None:
+        with self._lock:
+            self._used_bytes -= memory.nbytes
+            self._idle.append(memory)
+
+    def release(self) -> None:
+        """Give idle memory back to the system."""
+        with self._lock:
+            self._idle.clear()
+            self._most_bytes = self._used_bytes
+
+
+POOL = Pool()
+
+
+def new_rows(num_rows: int, num_columns: int, dtype: torch.dtype) -> Tensor:
+    """torch.empty [N, D]; from LARGE_BYTES on it is of the pool."""
+    num_bytes = num_rows * num_columns * dtype.itemsize
+    if num_bytes < LARGE_BYTES:
+        return torch.empty(num_rows, num_columns, dtype=dtype)
+    storage = POOL.take(num_bytes).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, (num_rows, num_columns))
+
+
+def _allocate(num_bytes: int) -> np.ndarray:
+    """Fresh bytes that start a page; where there are huge pages, on those."""
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, num_bytes, **flags)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # advice, which a kernel without huge pages refuses
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
