@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -214,6 +215,7 @@ def main() -> None:
     record = provenance() | {
         "torch_geometric": torch_geometric.__version__,
         "threads": torch.get_num_threads(),
+        "huge pages for torch": os.environ.get("THP_MEM_ALLOC_ENABLE") == "1",
         "graph": f"R-MAT, {args.nodes:,} nodes, {args.edges:,} edges, {args.features} features, "
         f"{args.classes} classes",
         "results": [],

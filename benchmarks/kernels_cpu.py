@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -118,6 +119,7 @@ def main() -> None:
         "torch_geometric": torch_geometric.__version__,
         "scipy": scipy.__version__,
         "threads": torch.get_num_threads(),
+        "huge pages for torch": os.environ.get("THP_MEM_ALLOC_ENABLE") == "1",
         "graph": f"R-MAT, {args.nodes:,} nodes, {args.edges:,} edges",
         "results": [],
     }
