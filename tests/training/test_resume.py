@@ -71,7 +71,10 @@ def crash(epoch, **options):
 def test_a21_ten_epochs_straight_or_killed_in_the_middle_of_a_write(folder, tmp_path):
     """kill -9 inside the second write of the sixth checkpoint, then resume in a new process."""
     options = {"epochs": 10, "scheduler": "cosine", "checkpoint_every": 1, "seed": 3}
-    straight = tg.train(folder, GAT, out=tmp_path / "a", **options, **QUIET)
+    call = f"tg.train({str(folder)!r}, {GAT!r}, progress=False, **{options!r}, out="
+    unbroken = python(f"import tiergnn as tg; {call}{str(tmp_path / 'a')!r})")
+    assert unbroken.returncode == 0, unbroken.stderr
+    straight = tg.resume(tmp_path / "a", **QUIET)
     script = f"""
         import os, signal
         import tiergnn as tg
@@ -94,6 +97,8 @@ def test_a21_ten_epochs_straight_or_killed_in_the_middle_of_a_write(folder, tmp_
     names = [path.name for path in (tmp_path / "b" / "checkpoints").iterdir()]
     assert any(name.startswith(".epoch-6.json.partial") for name in names)
     assert len(lines(tmp_path / "b")) == 6  # the log was ahead of the checkpoint
+    went_on = python(f"import tiergnn as tg; tg.resume({str(tmp_path / 'b')!r}, progress=False)")
+    assert went_on.returncode == 0, went_on.stderr
     resumed = tg.resume(tmp_path / "b", **QUIET)
     assert same_bits(weights(straight.model), weights(resumed.model))
     assert resumed.losses == straight.losses
