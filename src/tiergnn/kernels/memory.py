@@ -73,7 +73,8 @@ def new_rows(num_rows: int, num_columns: int, dtype: torch.dtype) -> Tensor:
     if num_bytes < LARGE_BYTES:
         return torch.empty(num_rows, num_columns, dtype=dtype)
     storage = POOL.take(num_bytes).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, 0, (num_rows, num_columns))
+    shape = num_rows, num_columns
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def _allocate(num_bytes: int) -> np.ndarray:
