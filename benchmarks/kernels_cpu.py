@@ -58,7 +58,7 @@ def backwards(block: Block, x: Tensor) -> dict[str, Callable[[], Tensor]]:
     ones = torch.ones(block.num_edges)
     shape = block.num_src, block.num_dst
     csr = torch.sparse_csr_tensor(rowptr_t, dst_t.long(), ones, shape, check_invariants=False)
-    leaf = x.clone().requires_grad_()
+    leaf = x.detach().requires_grad_()
     out = aggregate(block, leaf)
     starts = rowptr_t[:-1].to(dst_t.dtype)
     return {
