@@ -79,7 +79,8 @@ def test_threads_never_share_a_memory(pool):
     for thread in threads:
         thread.join()
     assert not failures
-    assert pool.idle_bytes <= 4 * 64
+    # A thread holds its last tensor until it has taken the next one.
+    assert pool.idle_bytes <= 4 * 2 * 64
 
 
 def flags_at(address: int) -> list[str]:
