@@ -1,0 +1,110 @@
+"""Frozen dataclasses as JSON, both ways: checked by their type hints, wrong places named."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tiergnn.errors import ConfigError, StoreError
+
+T = TypeVar("T")
+
+
+def encode(value: Any) -> Any:
+    """A frozen dataclass (of dataclasses, tuples, mappings, plain values) as what JSON holds."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [encode(item) for item in value]
+    return value
+
+
+def decode(cls: type[T], data: Any, where: str = "") -> T:
+    """The dataclass that ``encode`` wrote. Raises ConfigError naming the place that is wrong."""
+    return _decode(cls, data, where or cls.__name__)
+
+
+def save(path: str | Path, kind: str, version: int, value: Any) -> None:
+    """Write a dataclass as a JSON file of its kind. Raises StoreError when it cannot be written."""
+    text = json.dumps({"format": kind, "version": version} | encode(value), indent=1)
+    try:
+        Path(path).write_text(text + "\n")
+    except OSError as error:
+        raise StoreError(f"{kind} cannot be written: {error}", culprit=str(path)) from error
+
+
+def load(cls: type[T], path: str | Path, kind: str, version: int) -> T:
+    """Read what ``save`` wrote.
+
+    Raises StoreError for a file that cannot be read, ConfigError for one that is something else.
+    """
+    try:
+        data = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise StoreError(f"{kind} cannot be read: {error}", culprit=str(path)) from error
+    except ValueError as error:
+        raise ConfigError(f"wanted {kind}, had no JSON: {error}", culprit=str(path)) from error
+    found = (data.pop("format", None), data.pop("version", None)) if isinstance(data, dict) else ()
+    if found != (kind, version):
+        had = "another file" if not found or found[0] is None else f"{found[0]} version {found[1]}"
+        raise ConfigError(f"wanted {kind} version {version}, had {had}", culprit=str(path))
+    return decode(cls, data, str(path))
+
+
+def _decode(hint: Any, data: Any, where: str) -> Any:
+    if hint is Any:
+        return data
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in args:
+            return None
+        (inner,) = (arg for arg in args if arg is not type(None))
+        return _decode(inner, data, where)
+    if is_dataclass(hint):
+        return _decode_class(hint, data, where)
+    if origin is tuple:
+        if not isinstance(data, list | tuple):
+            raise _wrong("a list", data, where)
+        kinds = [args[0]] * len(data) if len(args) == 2 and args[1] is Ellipsis else list(args)
+        if len(kinds) != len(data):
+            raise _wrong(f"{len(kinds)} values", data, where)
+        pairs = zip(kinds, data, strict=True)
+        return tuple(_decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(pairs))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(data, Mapping):
+            raise _wrong("an object", data, where)
+        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in data.items()}
+    if hint is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if not isinstance(data, hint) or (isinstance(data, bool) and hint is not bool):
+        raise _wrong(f"a value of type {hint.__name__}", data, where)
+    return data
+
+
+def _decode_class(cls: Any, data: Any, where: str) -> Any:
+    if not isinstance(data, Mapping):
+        raise _wrong("an object", data, where)
+    hints = typing.get_type_hints(cls)
+    strangers = [name for name in data if name not in hints]
+    if strangers:
+        raise ConfigError(f"unknown field {strangers[0]!r}", culprit=where, hint=", ".join(hints))
+    values = {
+        name: _decode(hint, data[name], f"{where}.{name}")
+        for name, hint in hints.items()
+        if name in data
+    }
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"a field is missing: {error}", culprit=where) from error
+
+
+def _wrong(wanted: str, data: Any, where: str) -> ConfigError:
+    return ConfigError(f"wanted {wanted}, had {str(data)[:60]!r}", culprit=where)

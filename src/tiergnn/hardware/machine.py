@@ -1,0 +1,190 @@
+"""Machine: what a plan is made for, as data: devices, memory tiers and the links between them.
+
+It may be this host (measured by ``measure``), one of ``presets``, or a JSON file of the user's.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from tiergnn import frozen
+from tiergnn.errors import ConfigError, PlanError
+from tiergnn.units import format_bytes
+
+FORMAT = "tiergnn-machine"
+VERSION = 1
+TIERS = ("device", "host", "disk")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A rate that depends on a size: (size, rate) points, sizes ascending, all positive.
+
+    Between two points the rate is linear in the logarithm of the size; outside it is flat.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        sizes = [size for size, _ in self.points]
+        positive = all(math.isfinite(v) and v > 0 for point in self.points for v in point)
+        if not sizes or not positive or any(a >= b for a, b in pairwise(sizes)):
+            raise ConfigError(
+                f"a curve needs positive (size, rate) points by ascending size, had {self.points}"
+            )
+
+    @classmethod
+    def flat(cls, rate: float) -> Curve:
+        return cls(((1.0, float(rate)),))
+
+    def at(self, size: float) -> float:
+        points = self.points
+        index = bisect_right([at for at, _ in points], size)
+        if index == 0 or index == len(points):
+            return points[max(0, index - 1)][1]
+        (a, low), (b, high) = points[index - 1], points[index]
+        return low + (high - low) * (math.log(size / a) / math.log(b / a))
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Memory of one kind. ``reserved_bytes`` of it are not for plans: contexts, the system."""
+
+    capacity_bytes: int
+    reserved_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.reserved_bytes <= self.capacity_bytes:
+            raise ConfigError(
+                f"a tier reserves between nothing and all of its {self.capacity_bytes} bytes, "
+                f"had {self.reserved_bytes}"
+            )
+
+    @property
+    def available_bytes(self) -> int:
+        return self.capacity_bytes - self.reserved_bytes
+
+    def __str__(self) -> str:
+        reserved = f" less {format_bytes(self.reserved_bytes)} reserved"
+        return format_bytes(self.capacity_bytes) + (reserved if self.reserved_bytes else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What computes; every device of a machine is alike. Of a CPU machine: all its cores."""
+
+    name: str
+    kind: str  # cuda or cpu
+    memory: Tier  # a CPU device's memory is the host's: the tier is a capped share of it
+    cache_bytes: int  # last level: random reads of a table that fits it are faster
+    stream_Bps: float  # bytes read plus bytes written in order
+    gather_Bps: Curve  # rows read at random from memory, by bytes of a row
+    cached_gather_Bps: Curve  # likewise where the table fits the cache
+    matmul_flops: Mapping[str, Curve]  # dtype -> operations a second, by the narrower width
+    launch_s: float  # of one operation, whatever its size
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cuda", "cpu"):
+            raise ConfigError(f"a device is cuda or cpu, had {self.kind!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A way for bytes. ``Bps`` is by the bytes of one contiguous piece: a row, a block of a file.
+
+    With ``devices`` above 1, as many devices share its rate (a PCIe switch, the host's memory).
+    ``duplex_frac`` of the rate is left to each direction while the opposite link is busy too.
+    """
+
+    Bps: Curve
+    latency_s: float = 0.0
+    devices: int = 1
+    duplex_frac: float = 1.0
+
+
+# The links that a machine may have. h2d and d2h copy in bulk; zero_copy is rows of pinned host
+# memory that a kernel reads in place, pageable a copy from memory that is not pinned; peer is
+# rows of another device's memory read in place, peer_copy a bulk copy; network joins hosts.
+LINKS = (
+    "h2d", "d2h", "zero_copy", "pageable", "peer", "peer_copy", "disk_read", "disk_write",
+    "host_copy", "host_gather", "network",
+)  # fmt: skip
+OPPOSITE = {"h2d": "d2h", "d2h": "h2d"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One or more equal hosts, each with ``num_devices`` equal devices; ranks are one a device.
+
+    ``source`` says where the figures come from: "measured", "published" or "given".
+    """
+
+    name: str
+    num_devices: int
+    device: Device
+    host: Tier
+    disk: Tier | None
+    links: Mapping[str, Link]
+    num_hosts: int = 1
+    source: str = "given"
+    date: str = ""  # of the measurement, YYYY-MM-DD
+
+    def __post_init__(self) -> None:
+        strangers = [name for name in self.links if name not in LINKS]
+        if strangers:
+            raise ConfigError(
+                f"unknown link {strangers[0]!r}", culprit=self.name, hint=", ".join(LINKS)
+            )
+        if self.num_devices < 1 or self.num_hosts < 1:
+            raise ConfigError(f"{self.name} has no devices")
+
+    def link(self, name: str) -> Link:
+        """Raises PlanError where the machine has none of that name."""
+        if name not in self.links:
+            raise PlanError(
+                f"{self.name} has no {name} link",
+                hint=f"a machine file that gives its rate; it has {', '.join(self.links)}",
+            )
+        return self.links[name]
+
+    def tier(self, name: str) -> Tier:
+        """The device's, the host's or the disk's memory; raises PlanError without a disk."""
+        tier = {"device": self.device.memory, "host": self.host, "disk": self.disk}[name]
+        if tier is None:
+            raise PlanError(f"{self.name} has no disk tier", hint="--disk PATH")
+        return tier
+
+    def with_budgets(
+        self,
+        *,
+        device_bytes: int | None = None,
+        host_bytes: int | None = None,
+        disk_bytes: int | None = None,
+    ) -> Machine:
+        """The machine with less to plan with; a budget above what there is gives what there is."""
+
+        def capped(tier: Tier, budget: int | None) -> Tier:
+            if budget is None or budget >= tier.available_bytes:
+                return tier
+            return Tier(capacity_bytes=max(0, budget))
+
+        return replace(
+            self,
+            device=replace(self.device, memory=capped(self.device.memory, device_bytes)),
+            host=capped(self.host, host_bytes),
+            disk=None if self.disk is None else capped(self.disk, disk_bytes),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Raises StoreError when the file cannot be written."""
+        frozen.save(path, FORMAT, VERSION, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Machine:
+        """Raises StoreError for a file that cannot be read, ConfigError for anything else in it."""
+        return frozen.load(cls, path, FORMAT, VERSION)

@@ -1,0 +1,238 @@
+"""Actions and buffers: one step of a schedule, and what steps read and write. Text both ways.
+
+    buffer h1.p3 rank 0 tier device kind activations bytes 1048576
+    12 r0 compute FORWARD s1 p3 reads x.p3 writes h1.p3 after 9 11 work gather 4096/64/8192@device*1
+
+An action runs when those in ``after`` and all earlier ones of its rank and lane are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tiergnn.errors import PlanError
+
+
+class Lane(StrEnum):
+    """What can run side by side on one rank."""
+
+    COMPUTE = "compute"
+    H2D = "h2d"
+    D2H = "d2h"
+    PEER = "peer"
+    DISK_READ = "disk_read"
+    DISK_WRITE = "disk_write"
+    HOST = "host"
+
+
+class Op(StrEnum):
+    """What an action does.
+
+    RESERVE and RELEASE make room for buffers and give it back. COPY moves rows from one buffer to
+    another, between tiers or within one; its lane says over which link. FORWARD, RECOMPUTE and
+    BACKWARD run a stage on a part, AGGREGATE and UPDATE the two halves of a stage when its columns
+    are sliced. MOMENTS and COMMIT are the two halves of a statistic. ACCUMULATE adds rows of one
+    buffer to those of another; ZERO clears one. LOSS and STEP are what they are called. BARRIER,
+    EXCHANGE (every rank's rows to all that need them) and REDUCE (gradients summed over ranks)
+    are done by all ranks of their ``tag`` together; SEND and RECV by two.
+    """
+
+    RESERVE = "RESERVE"
+    RELEASE = "RELEASE"
+    COPY = "COPY"
+    ZERO = "ZERO"
+    ACCUMULATE = "ACCUMULATE"
+    FORWARD = "FORWARD"
+    RECOMPUTE = "RECOMPUTE"
+    BACKWARD = "BACKWARD"
+    AGGREGATE = "AGGREGATE"
+    UPDATE = "UPDATE"
+    MOMENTS = "MOMENTS"
+    COMMIT = "COMMIT"
+    LOSS = "LOSS"
+    STEP = "STEP"
+    BARRIER = "BARRIER"
+    EXCHANGE = "EXCHANGE"
+    REDUCE = "REDUCE"
+    SEND = "SEND"
+    RECV = "RECV"
+
+
+TOGETHER = frozenset({Op.BARRIER, Op.EXCHANGE, Op.REDUCE})
+KINDS = (
+    "topology", "features", "parameters", "gradients", "optimizer", "activations", "saved",
+    "workspace", "cache", "staging",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """Memory with a name: a tier of one rank's, for one purpose.
+
+    ``given`` buffers hold their content before the first action (the graph's files, parameters);
+    ``lasting`` ones are still there after the last. All others a schedule reserves and releases.
+    """
+
+    name: str
+    rank: int
+    tier: str
+    kind: str
+    num_bytes: int
+    given: bool = False
+    lasting: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.name
+        assert not any(c.isspace() for c in self.name), self.name
+        assert self.kind in KINDS, self.kind
+        assert self.num_bytes >= 0, self
+
+    def __str__(self) -> str:
+        text = (
+            f"buffer {self.name} rank {self.rank} tier {self.tier} kind {self.kind} "
+            f"bytes {self.num_bytes}"
+        )
+        return text + " given" * self.given + " lasting" * self.lasting
+
+    @classmethod
+    def parse(cls, text: str) -> Buffer:
+        """Raises PlanError for a line that is no buffer."""
+        words = text.split()
+        if len(words) < 10 or words[0::2][:5] != ["buffer", "rank", "tier", "kind", "bytes"]:
+            raise PlanError(f"not a buffer: {text!r}")
+        marks = words[10:]
+        if not set(marks) <= {"given", "lasting"} or words[7] not in KINDS:
+            raise PlanError(f"not a buffer: {text!r}")
+        return cls(
+            name=words[1],
+            rank=int(words[3]),
+            tier=words[5],
+            kind=words[7],
+            num_bytes=int(words[9]),
+            given="given" in marks,
+            lasting="lasting" in marks,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A part of what an action takes, in numbers.
+
+    kind "gather": ``amount`` bytes read at random as rows of ``grain`` bytes from a table of
+    ``span`` bytes that lies at ``place`` (device, host, peer); "move": ``amount`` bytes over the
+    link ``place`` in pieces of ``grain`` bytes; "matmul": ``amount`` operations, ``grain`` the
+    narrowest of the product's sizes; "stream": ``amount`` bytes in order at ``place``.
+    """
+
+    kind: str
+    amount: int
+    grain: int = 1
+    span: int = 0
+    place: str = "device"
+    launches: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.amount}/{self.grain}/{self.span}@{self.place}*{self.launches}"
+
+    @classmethod
+    def parse(cls, kind: str, text: str) -> Work:
+        """Raises ValueError for text that is no work."""
+        numbers, _, rest = text.partition("@")
+        amount, grain, span = map(int, numbers.split("/"))
+        place, _, launches = rest.partition("*")
+        return cls(
+            kind=kind, amount=amount, grain=grain, span=span, place=place, launches=int(launches)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One step: ``index`` is its place in the schedule, in the order in which steps are issued.
+
+    ``stage``, ``part`` and ``slice`` say of what (-1: of none); ``tag`` is shared by the actions of
+    several ranks that happen together.
+    """
+
+    index: int
+    rank: int
+    lane: Lane
+    op: Op
+    stage: int = -1
+    part: int = -1
+    slice: int = -1
+    tag: str = ""
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    after: tuple[int, ...] = ()
+    work: tuple[Work, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """``FORWARD s1 p3``."""
+        marks = zip("spc", (self.stage, self.part, self.slice), strict=True)
+        return " ".join([self.op.value, *(f"{letter}{n}" for letter, n in marks if n >= 0)])
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes over links."""
+        return sum(work.amount for work in self.work if work.kind == "move")
+
+    def __str__(self) -> str:
+        words = [str(self.index), f"r{self.rank}", self.lane.value, self.label]
+        if self.tag:
+            words += ["tag", self.tag]
+        for name, values in (("reads", self.reads), ("writes", self.writes), ("after", self.after)):
+            if values:
+                words += [name, *map(str, values)]
+        if self.work:
+            words += ["work", *map(str, self.work)]
+        return " ".join(words)
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """Raises PlanError for a line that is no action."""
+        try:
+            return cls._parse(text.split())
+        except (ValueError, IndexError) as error:
+            raise PlanError(f"not an action: {text!r}: {error}") from error
+
+    @classmethod
+    def _parse(cls, words: Sequence[str]) -> Action:
+        index, rank, lane, op = words[:4]
+        if rank[0] != "r":
+            raise ValueError("the second word is a rank")
+        numbers = {"s": -1, "p": -1, "c": -1}
+        lists: dict[str, list[str]] = {
+            "tag": [],
+            "reads": [],
+            "writes": [],
+            "after": [],
+            "work": [],
+        }
+        at = ""
+        for word in words[4:]:
+            if word in lists:
+                at = word
+            elif at:
+                lists[at].append(word)
+            elif word[0] in numbers:
+                numbers[word[0]] = int(word[1:])
+            else:
+                raise ValueError(f"unknown word {word!r}")
+        work = lists["work"]
+        return cls(
+            index=int(index),
+            rank=int(rank[1:]),
+            lane=Lane(lane),
+            op=Op(op),
+            stage=numbers["s"],
+            part=numbers["p"],
+            slice=numbers["c"],
+            tag=lists["tag"][0] if lists["tag"] else "",
+            reads=tuple(lists["reads"]),
+            writes=tuple(lists["writes"]),
+            after=tuple(map(int, lists["after"])),
+            work=tuple(Work.parse(*pair) for pair in zip(work[::2], work[1::2], strict=True)),
+        )

@@ -1,0 +1,70 @@
+"""Timeline: when each action ran, predicted or measured: one type for both."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiergnn import frozen
+
+FORMAT = "tiergnn-timeline"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One action's time on its lane; ``index`` is its place in the schedule."""
+
+    index: int
+    rank: int
+    lane: str
+    label: str
+    start_s: float
+    end_s: float
+    moved_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """The spans of one step, by start; ``source`` is "predicted" or "measured".
+
+    ``peak_bytes`` is (rank, tier, bytes): the most held at once.
+    """
+
+    source: str
+    spans: tuple[Span, ...]
+    peak_bytes: tuple[tuple[int, str, int], ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return max((span.end_s for span in self.spans), default=0.0)
+
+    def busy_s(self) -> dict[tuple[int, str], float]:
+        """(rank, lane) -> seconds in which it did something."""
+        busy: dict[tuple[int, str], float] = defaultdict(float)
+        for span in self.spans:
+            busy[span.rank, span.lane] += span.end_s - span.start_s
+        return dict(busy)
+
+    def moved_bytes(self) -> dict[str, int]:
+        """lane -> bytes moved, all ranks together."""
+        moved: dict[str, int] = defaultdict(int)
+        for span in self.spans:
+            moved[span.lane] += span.moved_bytes
+        return dict(moved)
+
+    @property
+    def bottleneck(self) -> str:
+        """The lane that is busiest on the rank where it is; "" without spans."""
+        busy = self.busy_s()
+        return max(busy, key=lambda key: busy[key])[1] if busy else ""
+
+    def save(self, path: str | Path) -> None:
+        """Raises StoreError when the file cannot be written."""
+        frozen.save(path, FORMAT, VERSION, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Timeline:
+        """Raises StoreError for a file that cannot be read, ConfigError for anything else in it."""
+        return frozen.load(cls, path, FORMAT, VERSION)

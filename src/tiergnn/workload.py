@@ -1,0 +1,161 @@
+"""Workload: what training a model takes of a machine, as data, for graphs of any size.
+
+A traced model is a chain of stages (``models/stages``). What a stage computes and holds is linear
+in the block that it runs on, so a few small runs tell it for every graph and every part of one.
+
+Legend: P rows of one part (destinations), S source rows it reads, E edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiergnn import frozen
+
+FORMAT = "tiergnn-workload"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The block that a stage runs on: its rows, the sources that they read, its edges."""
+
+    rows: int
+    sources: int
+    edges: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Bytes or operations: fixed + per_row P + per_source S + per_edge E."""
+
+    fixed: float = 0.0
+    per_row: float = 0.0
+    per_source: float = 0.0
+    per_edge: float = 0.0
+
+    def at(self, extent: Extent) -> int:
+        return round(
+            self.fixed
+            + self.per_row * extent.rows
+            + self.per_source * extent.sources
+            + self.per_edge * extent.edges
+        )
+
+    def __add__(self, other: Size) -> Size:
+        return Size(
+            self.fixed + other.fixed,
+            self.per_row + other.per_row,
+            self.per_source + other.per_source,
+            self.per_edge + other.per_edge,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most bytes held at once: the largest of some sizes, none of which bounds another."""
+
+    sizes: tuple[Size, ...] = ()
+
+    def at(self, extent: Extent) -> int:
+        return max((size.at(extent) for size in self.sizes), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One kind of work of a stage.
+
+    kind "gather": ``amount`` bytes read as rows of ``grain`` bytes, at random, of a ``table``;
+    "matmul": ``amount`` operations, ``grain`` the narrowest of the product's three sizes;
+    "stream": ``amount`` bytes read and written in order. ``launches`` kernels do it.
+    """
+
+    kind: str
+    amount: Size
+    grain: int = 0
+    table: Size = Size()
+    launches: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowKind:
+    """A tensor with one row a node (or an edge): what a schedule moves and stores."""
+
+    name: str
+    width: int  # elements of a row
+    dtype: str
+    of: str = "nodes"  # or edges
+    grad: bool = True  # whether backward makes a gradient of it
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * DTYPE_BYTES[self.dtype]
+
+
+DTYPE_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """One stage: what it reads and writes by name, computes, and holds beyond its rows.
+
+    ``forward_held`` is the most beyond what it reads and writes when nothing is kept;
+    ``kept`` is what stays for backward beyond the rows named in ``saves`` (inputs or outputs that
+    backward reads), ``kept_held`` the most while it runs so, ``backward_held`` the most in
+    backward beyond what is kept, the rows and their gradients.
+    """
+
+    index: int
+    kind: str  # rows, graph or statistic
+    op: str
+    gathers: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    frees: tuple[str, ...]
+    saves: tuple[str, ...]
+    columnwise: bool  # the graph operation works on every column (or head) by itself
+    forward: tuple[Term, ...]
+    backward: tuple[Term, ...]
+    forward_held: Peak
+    kept: Size
+    kept_held: Peak
+    backward_held: Peak
+    parameter_bytes: int  # of those that it uses; their gradients are as large
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model's stages and what stands around them; without torch, and JSON both ways.
+
+    ``loss`` and its ``loss_held`` are of all labelled rows (as ``per_row``); ``step`` is the
+    optimizer's, whose state takes ``optimizer_bytes``.
+    """
+
+    name: str
+    dtype: str  # that it computes in
+    rows: tuple[RowKind, ...]
+    inputs: tuple[str, ...]  # names of rows that the graph gives
+    output: str
+    stages: tuple[StageWork, ...]
+    loss: tuple[Term, ...]
+    loss_held: Peak
+    step: tuple[Term, ...]
+    step_held: int
+    parameter_bytes: int
+    optimizer_bytes: int
+
+    def row_kind(self, name: str) -> RowKind:
+        return next(rows for rows in self.rows if rows.name == name)
+
+    def save(self, path: str | Path) -> None:
+        """Raises StoreError when the file cannot be written."""
+        frozen.save(path, FORMAT, VERSION, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Workload:
+        """Raises StoreError for a file that cannot be read, ConfigError for anything else in it."""
+        return frozen.load(cls, path, FORMAT, VERSION)
