@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+from tiergnn.report.chart import frontier_chart
 from tiergnn.report.lanes import memory_chart, timeline_chart
 from tiergnn.schedule.timeline import Span, Timeline
 
@@ -76,3 +77,14 @@ def test_nothing_recorded_is_said_and_text_is_escaped():
     svg = timeline_chart("<b>", [timeline("measured", (0, "compute", "<i> s0", 0.0, 1.0))])
     assert not re.search(r"<[bi]>", svg)
     ElementTree.fromstring(svg)
+
+
+def test_a_frontier_marks_what_was_chosen():
+    points = [(1.0, 9.0, "a"), (2.0, 4.0, "b"), (5.0, 3.5, "c")]
+    svg = frontier_chart("frontier", points, x_label="GiB", chosen=1)
+    root = ElementTree.fromstring(svg)
+    dots = {node.find("title").text: node for node in root.iter("circle")}
+    assert set(dots) == {"a", "b", "c"}
+    assert [tip for tip, dot in dots.items() if dot.get("fill") == "var(--c1)"] == ["b"]
+    assert float(dots["a"].get("cy")) < float(dots["b"].get("cy")) < float(dots["c"].get("cy"))
+    assert "nothing was found" in frontier_chart("f", [], x_label="GiB", chosen=None)

@@ -59,6 +59,37 @@ def line_chart(
     return "".join([*parts, "</svg>"])
 
 
+def frontier_chart(
+    title: str, points: Sequence[tuple[float, float, str]], *, x_label: str, chosen: int | None
+) -> str:
+    """An ``<svg>`` of a frontier: (x, y, tooltip) points joined by steps, ``chosen`` filled.
+
+    Along a step x grows and y stays: with more of x there is no better y until the next point.
+    """
+    if not points:
+        return f'<p class="quiet">{escape(title)}: nothing was found.</p>'
+    xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+    x_axis, y_axis = _over(min(xs), max(xs)), _up(min(ys), max(ys))
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',
+        f'<text class="title" x="{LEFT}" y="16">{escape(title)}</text>',
+        *_frame(x_axis, y_axis, x_label),
+    ]
+    placed = sorted((x_axis.place(x), y_axis.place(y)) for x, y, _ in points)
+    steps = "".join(f"H{x:.1f}V{y:.1f}" for x, y in placed[1:])
+    first_x, first_y = placed[0]
+    parts.append(
+        f'<path class="curve" d="M{first_x:.1f} {first_y:.1f}{steps}" stroke="var(--c0)"/>'
+    )
+    for i, (x, y, tip) in enumerate(points):
+        colour, radius = ("var(--c1)", 5.5) if i == chosen else ("var(--c0)", 3.5)
+        parts.append(
+            f'<circle cx="{x_axis.place(x):.1f}" cy="{y_axis.place(y):.1f}" r="{radius}" '
+            f'fill="{colour}"><title>{escape(tip)}</title></circle>'
+        )
+    return "".join([*parts, "</svg>"])
+
+
 def _frame(x_axis: _Axis, y_axis: _Axis, x_label: str) -> list[str]:
     parts = []
     for tick in y_axis.ticks:
@@ -147,6 +178,12 @@ def _across(low: float, high: float) -> _Axis:
     step = max(_step(low, high), 1.0)
     ticks = (i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1))
     return _Axis(low, high, tuple(ticks), LEFT, WIDTH - RIGHT)
+
+
+def _over(low: float, high: float) -> _Axis:
+    """An x axis whose bounds are moved out to the next ticks."""
+    axis = _up(low, high)
+    return _Axis(axis.low, axis.high, axis.ticks, LEFT, WIDTH - RIGHT)
 
 
 def _up(low: float, high: float) -> _Axis:
