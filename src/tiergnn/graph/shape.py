@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+_LEAST_EVENNESS = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
@@ -16,6 +20,32 @@ class Histogram:
 
     degrees: tuple[int, ...]
     counts: tuple[float, ...]
+
+    @property
+    def evenness(self) -> float:
+        """How evenly rows are read, each as often as its degree: 1 when all alike, towards 0 when
+        few serve nearly all. A cache of a share f of the rows then answers f / (f + e (1 - f)) of
+        the reads: set so at f = 0.1, it holds within some percent from 0.01 to 0.6 for R-MAT.
+
+        What a least-recently-used cache holds is Che's approximation (Che, Tung and Wang, 2002).
+        """
+        degrees = np.asarray(self.degrees, np.float64)
+        counts = np.asarray(self.counts, np.float64)
+        reads = float(degrees @ counts)
+        if not reads:
+            return 1.0
+        share = 0.1
+        kept, chance = share * counts.sum(), degrees / reads
+        if kept >= counts[degrees > 0].sum():
+            return _LEAST_EVENNESS
+        low, high = 0.0, 100.0  # logarithm of the reads for which a row stays
+        for _ in range(60):
+            middle = (low + high) / 2
+            held = -np.expm1(-chance * np.exp(middle))
+            low, high = (middle, high) if counts @ held < kept else (low, middle)
+        hits = float((counts * chance) @ held)
+        evenness = share * (1 - hits) / (hits * (1 - share))
+        return round(min(1.0, max(_LEAST_EVENNESS, evenness)), 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

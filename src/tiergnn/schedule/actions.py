@@ -121,9 +121,11 @@ class Work:
     """A part of what an action takes, in numbers.
 
     kind "gather": ``amount`` bytes read at random as rows of ``grain`` bytes from a table of
-    ``span`` bytes that lies at ``place`` (device, host, peer); "move": ``amount`` bytes over the
-    link ``place`` in pieces of ``grain`` bytes; "matmul": ``amount`` operations, ``grain`` the
-    narrowest of the product's sizes; "stream": ``amount`` bytes in order at ``place``.
+    ``span`` bytes that lies at ``place`` (device, host, peer), ``evenness`` saying how evenly its
+    rows are read (``graph.shape.Histogram.evenness``); "move": ``amount`` bytes over the link
+    ``place`` in pieces of ``grain`` bytes (1: in one piece); "matmul": ``amount`` operations of
+    dtype ``place`` ("device": float32), ``grain`` the narrowest of the product's sizes; "stream":
+    ``amount`` bytes in order at ``place``.
     """
 
     kind: str
@@ -132,18 +134,29 @@ class Work:
     span: int = 0
     place: str = "device"
     launches: int = 1
+    evenness: float = 1.0
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.amount}/{self.grain}/{self.span}@{self.place}*{self.launches}"
+        even = "" if self.evenness == 1.0 else f"~{self.evenness!r}"
+        return (
+            f"{self.kind} {self.amount}/{self.grain}/{self.span}{even}@{self.place}*{self.launches}"
+        )
 
     @classmethod
     def parse(cls, kind: str, text: str) -> Work:
         """Raises ValueError for text that is no work."""
         numbers, _, rest = text.partition("@")
+        numbers, _, even = numbers.partition("~")
         amount, grain, span = map(int, numbers.split("/"))
         place, _, launches = rest.partition("*")
         return cls(
-            kind=kind, amount=amount, grain=grain, span=span, place=place, launches=int(launches)
+            kind=kind,
+            amount=amount,
+            grain=grain,
+            span=span,
+            place=place,
+            launches=int(launches),
+            evenness=float(even or 1.0),
         )
 
 
