@@ -1,0 +1,75 @@
+"""Knobs: what of a strategy can be chosen, in one frozen value that all strategies share.
+
+A strategy reads the knobs that concern it (``known.READS``) and refuses any other that is set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from tiergnn.errors import ConfigError, unknown
+from tiergnn.workload import DTYPE_BYTES
+
+_CHOICES = {
+    "tier": ("host", "disk"),
+    "gradients": ("whole", "buckets"),
+    "exchange": ("narrower", "inputs", "outputs"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """``parts`` of rows on one device, ``ranks`` of one part each on several.
+
+    ``recompute`` names stages whose forward is run again in backward instead of keeping what it
+    leaves. ``storage`` is the dtype of rows in host memory, on disk and between ranks (None: as
+    computed). ``tier`` is where rows of parts or slices lie; "disk" with what of host memory is
+    left as its cache. ``gradients`` "whole" adds to the rows of all parts at once, "buckets" writes
+    what each part gives to each other part and adds when its turn comes. ``hot_frac`` of all rows
+    stay on the device, the most read first. ``slices`` cut columns.
+
+    The caches of ``leo`` are fractions of all rows of the graph, a rank (at most what it reads of
+    others). ``asynchronous`` refreshes them beside other work, ``pipeline`` reads the classes of
+    sources side by side, ``exchange`` chooses what refreshes them: sums of the stage before
+    (inputs: the rest of that stage is computed again for cached rows), its outputs, or what is
+    narrower. ``managed`` leaves caching to unified memory.
+    Raises ConfigError for values that no plan can have.
+    """
+
+    parts: int = 1
+    ranks: int = 1
+    recompute: tuple[int, ...] = ()
+    storage: str | None = None
+    tier: str = "host"
+    gradients: str = "whole"
+    hot_frac: float = 0.0
+    slices: int = 1
+    device_cache_frac: float = 0.0
+    host_cache_frac: float = 0.0
+    asynchronous: bool = True
+    pipeline: bool = True
+    exchange: str = "narrower"
+    managed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("parts", "ranks", "slices"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} needs at least 1, had {getattr(self, name)}")
+        for name in ("hot_frac", "device_cache_frac", "host_cache_frac"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name} is a fraction from 0 to 1, had {getattr(self, name)}")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
+        if self.storage is not None and self.storage not in DTYPE_BYTES:
+            raise unknown("storage", self.storage, DTYPE_BYTES)
+        if any(stage < 0 for stage in self.recompute):
+            raise ConfigError(f"stages are counted from 0, had {self.recompute}")
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The knobs that do not stand as they do without a choice."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={getattr(self, name)}" for name in self.changed) or "defaults"
