@@ -103,6 +103,8 @@ DTYPE_BYTES = {
 class StageWork:
     """One stage: what it reads and writes by name, computes, and holds beyond its rows.
 
+    ``reads`` are own rows, those of edges and ``moments_of`` among them; ``frees`` may name moments.
+
     ``forward_held`` is the most beyond what it reads and writes when nothing is kept;
     ``kept`` is what stays for backward beyond the rows named in ``saves`` (inputs or outputs that
     backward reads), ``kept_held`` the most while it runs so, ``backward_held`` the most in
@@ -125,6 +127,8 @@ class StageWork:
     kept_held: Peak
     backward_held: Peak
     parameter_bytes: int  # of those that it uses; their gradients are as large
+    moments_of: str = ""  # the rows whose moments, named ``s{index}``, it makes before it runs
+    statistics: tuple[str, ...] = ()  # moments that it reads, of this stage or earlier ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
