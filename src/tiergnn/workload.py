@@ -103,8 +103,8 @@ DTYPE_BYTES = {
 class StageWork:
     """One stage: what it reads and writes by name, computes, and holds beyond its rows.
 
-    ``reads`` are own rows, those of edges and ``moments_of`` among them; ``frees`` may name moments.
-
+    ``reads`` are own rows, those of edges and ``moments_of`` among them; ``frees`` and ``saves``
+    may name moments.
     ``forward_held`` is the most beyond what it reads and writes when nothing is kept;
     ``kept`` is what stays for backward beyond the rows named in ``saves`` (inputs or outputs that
     backward reads), ``kept_held`` the most while it runs so, ``backward_held`` the most in
