@@ -76,7 +76,13 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What computes; every device of a machine is alike. Of a CPU machine: all its cores."""
+    """What computes; every device of a machine is alike. Of a CPU machine: all its cores.
+
+    Rates of gathers are those of our aggregation kernels, their outputs counted and their reading
+    of ids not: they are by the bytes of a row, of a table that lies in memory, in the last cache
+    or in a nearer one (a core's own; 0: there is none to speak of). A kernel that walks wide rows
+    piece by piece, all rows of one piece first, reads a table as narrow as ``pass_bytes``.
+    """
 
     name: str
     kind: str  # cuda or cpu
@@ -85,12 +91,50 @@ class Device:
     stream_Bps: float  # bytes read plus bytes written in order
     gather_Bps: Curve  # rows read at random from memory, by bytes of a row
     cached_gather_Bps: Curve  # likewise where the table fits the cache
-    matmul_flops: Mapping[str, Curve]  # dtype -> operations a second, by the narrower width
+    matmul_flops: Mapping[str, Curve]  # dtype -> operations a second, by the narrowest width
     launch_s: float  # of one operation, whatever its size
+    near_cache_bytes: int = 0
+    near_gather_Bps: Curve | None = None
+    pass_bytes: int = 0  # 0: rows are read whole
+    # Operations that make a new tensor, by the bytes that one reads and writes: small tensors stay
+    # in a cache, and the system hands out large ones as pages to be zeroed. None: stream_Bps.
+    elementwise_Bps: Curve | None = None
+    graph_launch_s: float | None = None  # of one graph operation; None: launch_s
 
     def __post_init__(self) -> None:
         if self.kind not in ("cuda", "cpu"):
             raise ConfigError(f"a device is cuda or cpu, had {self.kind!r}")
+        _check_positive(self.name, stream_Bps=self.stream_Bps)
+        _check_positive(
+            self.name,
+            zero=True,
+            cache_bytes=self.cache_bytes,
+            near_cache_bytes=self.near_cache_bytes,
+            pass_bytes=self.pass_bytes,
+            launch_s=self.launch_s,
+            graph_launch_s=self.graph_launch_s or 0.0,
+        )
+        if self.near_cache_bytes > self.cache_bytes:
+            raise ConfigError("a nearer cache is no larger than the last", culprit=self.name)
+        if self.near_cache_bytes and self.near_gather_Bps is None:
+            raise ConfigError("near_cache_bytes needs near_gather_Bps", culprit=self.name)
+        if not self.matmul_flops:
+            raise ConfigError(
+                "matmul_flops is empty", culprit=self.name, hint='{"float32": {"points": ...}}'
+            )
+
+    def matmul_of(self, dtype: str) -> Curve:
+        """Rates of matrix products of a dtype; a dtype without any has those of float32.
+
+        Raises PlanError where there is neither.
+        """
+        curve = self.matmul_flops.get(dtype) or self.matmul_flops.get("float32")
+        if curve is None:
+            raise PlanError(
+                f"{self.name} has no rate of matrix products of {dtype}",
+                hint=f"a machine file that gives it; it has {', '.join(self.matmul_flops)}",
+            )
+        return curve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +149,12 @@ class Link:
     latency_s: float = 0.0
     devices: int = 1
     duplex_frac: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive("a link", zero=True, latency_s=self.latency_s)
+        _check_positive("a link", devices=self.devices, duplex_frac=self.duplex_frac)
+        if self.duplex_frac > 1:
+            raise ConfigError(f"duplex_frac is at most 1, had {self.duplex_frac}")
 
 
 # The links that a machine may have. h2d and d2h copy in bulk; zero_copy is rows of pinned host
@@ -121,7 +171,8 @@ OPPOSITE = {"h2d": "d2h", "d2h": "h2d"}
 class Machine:
     """One or more equal hosts, each with ``num_devices`` equal devices; ranks are one a device.
 
-    ``source`` says where the figures come from: "measured", "published" or "given".
+    ``source`` says where the figures come from: "measured", "published" or "given". ``links`` keep
+    the order of LINKS.
     """
 
     name: str
@@ -142,6 +193,8 @@ class Machine:
             )
         if self.num_devices < 1 or self.num_hosts < 1:
             raise ConfigError(f"{self.name} has no devices")
+        ordered = {name: self.links[name] for name in LINKS if name in self.links}
+        object.__setattr__(self, "links", ordered)
 
     def link(self, name: str) -> Link:
         """Raises PlanError where the machine has none of that name."""
@@ -188,3 +241,12 @@ class Machine:
     def load(cls, path: str | Path) -> Machine:
         """Raises StoreError for a file that cannot be read, ConfigError for anything else in it."""
         return frozen.load(cls, path, FORMAT, VERSION)
+
+
+def _check_positive(culprit: str, *, zero: bool = False, **values: float) -> None:
+    """Raise ConfigError unless all are finite and above 0 (with ``zero``: or 0)."""
+    for name, value in values.items():
+        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+            raise ConfigError(
+                f"{name} is {'0 or more' if zero else 'above 0'}, had {value}", culprit=culprit
+            )

@@ -1,0 +1,189 @@
+"""Cost: the seconds that an action's work takes on a machine, and what measured runs teach of it.
+
+Every kind of work has a class: gather, matmul, stream (operations on rows in order), launch, and
+each link. What the machine's rates say is multiplied by the factor of the class, 1 until ``fit``
+(planner/fit.py) learns a better one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tiergnn import frozen
+from tiergnn.errors import ConfigError, unknown
+from tiergnn.hardware.machine import LINKS, Curve, Device, Machine
+from tiergnn.schedule.actions import Action, Lane, Work
+
+FORMAT = "tiergnn-costs"
+VERSION = 1
+CLASSES = ("gather", "matmul", "stream", "launch", *LINKS)
+KINDS = ("gather", "matmul", "stream", "move")
+
+
+class LinkUse(NamedTuple):
+    """Bytes that an action sends over a link, and the rate at which it alone would."""
+
+    link: str
+    num_bytes: int
+    Bps: float
+
+
+class Share(NamedTuple):
+    """Seconds of one class in an action, its factor not counted; of a link: beyond latency."""
+
+    cost_class: str
+    seconds: float
+    num_bytes: int = 0  # of a link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Seconds of work on ``machine``; ``factors`` (class -> factor) are 1 where none is given.
+
+    Raises ConfigError for an unknown class or a factor that is not above 0.
+    """
+
+    machine: Machine
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, factor in self.factors.items():
+            if name not in CLASSES:
+                raise unknown("class of work", name, CLASSES)
+            if not (math.isfinite(factor) and factor > 0):
+                raise ConfigError(f"a factor is above 0, had {factor}", culprit=name)
+        ordered = {name: self.factors[name] for name in CLASSES if name in self.factors}
+        object.__setattr__(self, "factors", ordered)
+
+    @classmethod
+    def of(cls, machine: Machine) -> Costs:
+        """From the machine's rates alone."""
+        return cls(machine=machine)
+
+    def factor(self, cost_class: str) -> float:
+        return self.factors.get(cost_class, 1.0)
+
+    def parts(self, action: Action) -> tuple[float, tuple[LinkUse, ...]]:
+        """Seconds that nothing else can lengthen, and what goes over links that may be shared.
+
+        Raises PlanError for a link that the machine lacks, ConfigError for an unknown kind of work.
+        """
+        fixed_s, uses = 0.0, []
+        for share in self.shares(action):
+            factor = self.factor(share.cost_class)
+            if share.num_bytes:
+                rate = share.num_bytes / (share.seconds * factor)
+                uses.append(LinkUse(share.cost_class, share.num_bytes, rate))
+            else:
+                fixed_s += share.seconds * factor
+        return fixed_s, tuple(uses)
+
+    def seconds(self, action: Action) -> float:
+        """Of the action alone, sharing nothing. Raises as ``parts``."""
+        fixed_s, uses = self.parts(action)
+        return fixed_s + sum(use.num_bytes / use.Bps for use in uses)
+
+    def shares(self, action: Action) -> Iterator[Share]:
+        """The action's seconds by class, factors not counted. Raises as ``parts``."""
+        for work in action.work:
+            yield from _shares(self.machine, work, action.lane)
+
+    def save(self, path: str | Path) -> None:
+        """Raises StoreError when the file cannot be written."""
+        frozen.save(path, FORMAT, VERSION, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Costs:
+        """Raises StoreError for a file that cannot be read, ConfigError for anything else in it."""
+        return frozen.load(cls, path, FORMAT, VERSION)
+
+
+def _shares(machine: Machine, work: Work, lane: Lane) -> Iterator[Share]:
+    if work.kind not in KINDS:
+        raise unknown("kind of work", work.kind, KINDS)
+    device = machine.device
+    link = _link_of(work, lane, device)
+    if link is not None:
+        way = machine.link(link)
+        if way.latency_s and work.kind == "move":
+            yield Share(link, work.launches * way.latency_s)
+        if work.kind == "gather" and lane != Lane.HOST:
+            yield Share("launch", work.launches * _graph_launch_s(device))
+        if work.amount:
+            piece = work.grain if work.grain > 1 else work.amount
+            yield Share(link, work.amount / way.Bps.at(piece), work.amount)
+        return
+    if work.kind == "gather":
+        yield Share("launch", work.launches * _graph_launch_s(device))
+        yield Share("gather", work.amount * gather_s_per_byte(device, work))
+        return
+    yield Share("launch", work.launches * device.launch_s)
+    if work.kind == "matmul":
+        dtype = "float32" if work.place == "device" else work.place
+        yield Share("matmul", work.amount / device.matmul_of(dtype).at(max(1, work.grain)))
+    else:
+        yield Share("stream", _stream_s(device, work))
+
+
+def _link_of(work: Work, lane: Lane, device: Device) -> str | None:
+    """The link that the work's bytes go over; None where the device does it by itself."""
+    if work.kind == "move":
+        return work.place
+    if work.kind == "matmul" or work.place == "device":
+        return None
+    if work.kind == "stream":
+        return "host_copy"
+    if work.place == "peer":
+        return "peer"
+    if lane == Lane.HOST:
+        return "host_gather"
+    return None if device.kind == "cpu" else "zero_copy"  # a CPU's memory is the host's
+
+
+def _graph_launch_s(device: Device) -> float:
+    return device.launch_s if device.graph_launch_s is None else device.graph_launch_s
+
+
+def hit_frac(cache_bytes: float, span_bytes: float, evenness: float = 1.0) -> float:
+    """The share of random reads of a table that a cache answers.
+
+    Read evenly it is the share f of the table that the cache holds; hot rows stay longer, and the
+    cache answers f / (f + evenness (1 - f)) of the reads (``graph.shape.Histogram.evenness``).
+    """
+    if cache_bytes >= span_bytes:
+        return 1.0
+    held = cache_bytes / span_bytes
+    return held / (held + evenness * (1 - held)) if held else 0.0
+
+
+def gather_s_per_byte(device: Device, work: Work) -> float:
+    """Each byte takes what the cache that has it takes: a smooth step from caches to memory."""
+    row = max(1, work.grain)
+    span = float(work.span)
+    if 0 < device.pass_bytes < row:
+        span *= device.pass_bytes / row
+    near = hit_frac(device.near_cache_bytes, span, work.evenness) if device.near_gather_Bps else 0.0
+    cached = max(near, hit_frac(device.cache_bytes, span, work.evenness))
+    memory_s = (1 - cached) / device.gather_Bps.at(row)
+    cached_s = (cached - near) / device.cached_gather_Bps.at(row)
+    near_s = near / device.near_gather_Bps.at(row) if device.near_gather_Bps else 0.0
+    return near_s + cached_s + memory_s
+
+
+def _stream_s(device: Device, work: Work) -> float:
+    if device.elementwise_Bps is None:
+        return work.amount / device.stream_Bps
+    count = max(1, work.launches)
+    return count * _elementwise_s(device.elementwise_Bps, work.amount / count)
+
+
+def _elementwise_s(curve: Curve, num_bytes: float) -> float:
+    """Of one operation; never less than that of a smaller one, however the rates were measured."""
+    if not num_bytes:
+        return 0.0
+    smaller = [size / rate for size, rate in curve.points if size < num_bytes]
+    return max(num_bytes / curve.at(num_bytes), *smaller, 0.0)

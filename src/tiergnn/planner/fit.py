@@ -1,0 +1,149 @@
+"""Fit: what measured timelines teach about costs: one factor for each class of work.
+
+Relative errors are made least by non-negative least squares, each factor held lightly to what it
+was, so that classes without data stay. Nothing is random: the same samples give the same factors.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import nnls
+
+from tiergnn.errors import PlanError
+from tiergnn.planner.cost import CLASSES, Costs
+from tiergnn.schedule.actions import Action
+from tiergnn.schedule.schedule import Schedule
+from tiergnn.schedule.timeline import Timeline
+
+_HOLD = 1e-3  # weight of "stays as it was", where one sample's relative error weighs 1
+_LEAST_FRAC = 1e-3  # of a step: below it an action's error is measured against this much
+_LEAST_FACTOR = 0.01  # no work is free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """Relative errors |predicted - measured| / measured of the actions that a class dominates."""
+
+    cost_class: str
+    num_samples: int
+    factor: float
+    mean_before: float
+    worst_before: float
+    mean_after: float
+    worst_after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The costs that were learned, and how far they are from what was measured; prints a table."""
+
+    costs: Costs
+    residuals: tuple[Residual, ...]  # by class; the last, "all", is of all samples
+
+    def __str__(self) -> str:
+        lines = [
+            f"{'class':<12}{'actions':>8}{'factor':>8}   error before: mean, worst   after: "
+            "mean, worst"
+        ]
+        for row in self.residuals:
+            factor = f"{row.factor:8.3f}" if row.cost_class != "all" else " " * 8
+            before = f"{row.mean_before:13.1%}{row.worst_before:10.1%}"
+            after = f"{row.mean_after:17.1%}{row.worst_after:8.1%}"
+            lines.append(f"{row.cost_class:<12}{row.num_samples:>8}{factor}   {before}{after}")
+        return "\n".join(lines)
+
+
+def fit(costs: Costs, samples: Iterable[tuple[Schedule, Timeline]]) -> Fit:
+    """Learn from steps that were run: each span is its action's seconds, alone on its lane.
+
+    Raises PlanError where a timeline is not of its schedule, or nothing in it takes time.
+    """
+    actions: list[Action] = []
+    seconds: list[float] = []
+    scales: list[float] = []
+    for schedule, timeline in samples:
+        pairs = _pairs(schedule, timeline)
+        actions += [action for action, _ in pairs]
+        seconds += [span_s for _, span_s in pairs]
+        scales += [max(span_s, _LEAST_FRAC * timeline.seconds) for _, span_s in pairs]
+    return fit_actions(costs, actions, seconds, scales)
+
+
+def fit_actions(
+    costs: Costs,
+    actions: Sequence[Action],
+    seconds: Sequence[float],
+    scales: Sequence[float] | None = None,
+) -> Fit:
+    """As ``fit``, from actions and their measured seconds.
+
+    ``scales`` are the seconds against which errors are measured (None: the measured ones).
+    Raises PlanError without an action that takes time.
+    """
+    shares = np.array([_by_class(costs, action) for action in actions])
+    measured = np.asarray(seconds, np.float64)
+    against = measured if scales is None else np.asarray(scales, np.float64)
+    usable = (shares.sum(axis=1) > 0) & (measured > 0) if len(actions) else np.zeros(0, dtype=bool)
+    if not usable.any():
+        raise PlanError("no action that was measured takes time: nothing to learn from")
+    shares, measured, against = shares[usable], measured[usable], against[usable]
+    rows = np.vstack([shares / against[:, None], np.sqrt(_HOLD) * np.eye(len(CLASSES))])
+    wanted = np.concatenate([measured / against, np.full(len(CLASSES), np.sqrt(_HOLD))])
+    factors = np.maximum(nnls(rows, wanted)[0], _LEAST_FACTOR)
+    seen = shares.sum(axis=0) > 0
+    learned = {
+        name: round(float(costs.factor(name) * factors[i]), 6)
+        for i, name in enumerate(CLASSES)
+        if seen[i] or name in costs.factors
+    }
+    better = replace(costs, factors=learned)
+    before = np.abs(shares.sum(axis=1) - measured) / against
+    after = np.abs(shares @ factors - measured) / against
+    return Fit(costs=better, residuals=_residuals(better, shares, before, after))
+
+
+def _residuals(
+    costs: Costs, shares: np.ndarray, before: np.ndarray, after: np.ndarray
+) -> tuple[Residual, ...]:
+    largest = shares.argmax(axis=1)
+    groups = {name: largest == i for i, name in enumerate(CLASSES) if (largest == i).any()}
+    groups["all"] = np.ones(len(largest), dtype=bool)
+    return tuple(
+        Residual(
+            cost_class=name,
+            num_samples=int(group.sum()),
+            factor=costs.factor(name),
+            mean_before=float(before[group].mean()),
+            worst_before=float(before[group].max()),
+            mean_after=float(after[group].mean()),
+            worst_after=float(after[group].max()),
+        )
+        for name, group in groups.items()
+    )
+
+
+def _by_class(costs: Costs, action: Action) -> list[float]:
+    """Seconds of each class as the costs have them now, in the order of CLASSES."""
+    found: dict[str, float] = defaultdict(float)
+    for share in costs.shares(action):
+        found[share.cost_class] += share.seconds * costs.factor(share.cost_class)
+    return [found[name] for name in CLASSES]
+
+
+def _pairs(schedule: Schedule, timeline: Timeline) -> list[tuple[Action, float]]:
+    by_index = {action.index: action for action in schedule.actions}
+    pairs = []
+    for span in timeline.spans:
+        action = by_index.get(span.index)
+        if action is None or action.label != span.label:
+            raise PlanError(
+                f"a timeline of another schedule: its span {span.index} is {span.label!r}, "
+                f"the action {action.label if action else 'missing'!r}",
+                culprit=schedule.strategy,
+            )
+        pairs.append((action, span.end_s - span.start_s))
+    return pairs
