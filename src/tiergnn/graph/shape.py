@@ -7,11 +7,27 @@ Legend: P rows of one part, H halo rows of one part (read by it, owned by others
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tiergnn import frozen
+from tiergnn.errors import ConfigError, GraphError, unknown
+from tiergnn.graph.halo_counts import count_parts, degrees_of
+from tiergnn.graph.random_parts import halo_curve
+
+if TYPE_CHECKING:
+    from tiergnn.graph.csr import Graph
+    from tiergnn.graph.partition import Partition
+
+FORMAT = "tiergnn-shape"
+VERSION = 1
 _LEAST_EVENNESS = 1e-3
+_TOLERANCE = 1e-3  # of a histogram's sums: expected ones are rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +36,30 @@ class Histogram:
 
     degrees: tuple[int, ...]
     counts: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in pairwise((-1, *self.degrees)))
+        sound = all(math.isfinite(count) and count >= 0 for count in self.counts)
+        if not rising or not sound or len(self.degrees) != len(self.counts):
+            raise ConfigError(
+                "a histogram needs ascending degrees from 0 on, and as many counts of 0 or more"
+            )
+
+    @classmethod
+    def of(cls, degrees: np.ndarray, counts: np.ndarray) -> Histogram:
+        """From degrees in any order, equal ones added up; those that nothing has are left out."""
+        merged, place = np.unique(np.asarray(degrees, np.int64), return_inverse=True)
+        total = np.bincount(place, weights=counts, minlength=merged.size)
+        held = total > 0
+        return cls(tuple(merged[held].tolist()), tuple(total[held].tolist()))
+
+    @property
+    def num_nodes(self) -> float:
+        return math.fsum(self.counts)
+
+    @property
+    def num_edges(self) -> float:
+        return math.fsum(d * n for d, n in zip(self.degrees, self.counts, strict=True))
 
     @property
     def evenness(self) -> float:
@@ -39,6 +79,7 @@ class Histogram:
         if kept >= counts[degrees > 0].sum():
             return _LEAST_EVENNESS
         low, high = 0.0, 100.0  # logarithm of the reads for which a row stays
+        held = chance
         for _ in range(60):
             middle = (low + high) / 2
             held = -np.expm1(-chance * np.exp(middle))
@@ -50,7 +91,11 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphShape:
-    """``num_labelled`` nodes are of the training split."""
+    """A graph by its counts. ``num_labelled`` nodes, those of the training split, make the loss.
+
+    ``self_loops`` of the edges are loops, thought of as spread evenly over the nodes.
+    Raises ConfigError when a histogram and the counts contradict each other.
+    """
 
     name: str
     num_nodes: int
@@ -63,11 +108,37 @@ class GraphShape:
     num_labelled: int
     edge_features: int = 0
     weighted: bool = False
+    self_loops: int = 0
+
+    def __post_init__(self) -> None:
+        for which in ("in_degrees", "out_degrees"):
+            degrees: Histogram = getattr(self, which)
+            for what, found in (("nodes", degrees.num_nodes), ("edges", degrees.num_edges)):
+                wanted = getattr(self, f"num_{what}")
+                if abs(found - wanted) > _TOLERANCE * wanted + 0.5:
+                    raise ConfigError(
+                        f"{which} hold {found:.0f} {what}, the graph has {wanted}",
+                        culprit=self.name,
+                    )
+        if not 0 <= self.num_labelled <= self.num_nodes:
+            raise ConfigError(
+                f"{self.num_labelled} of {self.num_nodes} nodes cannot be labelled",
+                culprit=self.name,
+            )
 
     @property
     def id_bytes(self) -> int:
         """Of one entry of ``col``."""
-        return 4 if self.num_nodes < 2**31 else 8
+        return 4 if self.num_nodes <= 2**31 else 8
+
+    def save(self, path: str | Path) -> None:
+        """Raises StoreError when the file cannot be written."""
+        frozen.save(path, FORMAT, VERSION, self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> GraphShape:
+        """Raises StoreError for a file that cannot be read, ConfigError for anything else in it."""
+        return frozen.load(cls, path, FORMAT, VERSION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +147,7 @@ class PartShape:
 
     ``served`` is the hotness of the halo: (rows, edges) points, both ascending from (0, 0): that
     many of the halo's rows, hottest first, serve so many of the part's edges from other parts.
+    Between two points rows serve alike: there the curve is a straight line.
     """
 
     rows: int
@@ -93,6 +165,11 @@ class PartShape:
     def sources(self) -> int:
         return self.rows + self.halo
 
+    def edges_served(self, rows: float) -> float:
+        """Edges that the ``rows`` hottest rows of the halo serve."""
+        at, edges = np.array(self.served, np.float64).T
+        return float(np.interp(rows, at, edges))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -105,3 +182,126 @@ class Layout:
     @property
     def num_parts(self) -> int:
         return len(self.parts)
+
+
+def shape_of(graph: Graph, split: str | np.ndarray = "train", *, name: str = "") -> GraphShape:
+    """The counts and degrees of a graph: one pass over its edges, one number a node.
+
+    split: the nodes that make the loss, by the name of a stored split (NAME or NAME.0) or by
+    their ids; those without a known label do not count. A graph that stores no split gives all
+    its labelled nodes. Raises ConfigError for a split that the graph does not have.
+    """
+    out_degree, loops = degrees_of(graph.rowptr, graph.col)
+    return GraphShape(
+        name=name or (graph.path.name if graph.path else "graph"),
+        num_nodes=graph.num_nodes,
+        num_edges=graph.num_edges,
+        in_degrees=_histogram(graph.in_degree),
+        out_degrees=_histogram(out_degree),
+        num_features=graph.x.width if graph.x else 0,
+        feature_dtype=graph.x.dtype if graph.x else "float32",
+        num_classes=graph.num_classes or _targets(graph),
+        num_labelled=_labelled(graph, split).size,
+        edge_features=graph.edge_attr.width if graph.edge_attr else 0,
+        weighted=graph.edge_weight is not None,
+        self_loops=int(loops),
+    )
+
+
+def layout_of(partition: Partition, graph: Graph, split: str | np.ndarray = "train") -> Layout:
+    """Every count of every part, exact: two passes over the edges, one number a node.
+
+    ``served`` has a point for each hotness below 256, then at least 16 each time it doubles.
+    Raises GraphError for the partition of another graph, ConfigError for an unknown split.
+    """
+    if partition.part_of.size != graph.num_nodes:
+        raise GraphError(
+            f"the partition is of {partition.part_of.size} nodes, the graph has {graph.num_nodes}"
+        )
+    num_parts = partition.num_parts
+    local, halo_of, curves = count_parts(
+        graph.rowptr, graph.col, partition.part_of, partition.order, partition.part_ptr
+    )
+    labelled = np.bincount(partition.part_of[_labelled(graph, split)], minlength=num_parts)
+    edges = partition.num_edges
+    return Layout(
+        method=partition.method,
+        exact=True,
+        parts=tuple(
+            PartShape(
+                rows=int(partition.num_nodes[p]),
+                edges=int(edges[p]),
+                local_edges=int(local[p]),
+                labelled=int(labelled[p]),
+                halo_of=tuple(halo_of[p].tolist()),
+                served=curves[p],
+            )
+            for p in range(num_parts)
+        ),
+    )
+
+
+def expected_layout(shape: GraphShape, num_parts: int) -> Layout:
+    """What equal parts drawn at random would have on average, from degrees alone.
+
+    A source with d edges to others is read by a given other part with chance 1 - (1 - q)^d, where
+    q = P / (V - 1) is the chance of each of its destinations to be there. Edges that repeat make
+    this an upper bound. Raises ConfigError for less than one part.
+    """
+    if num_parts < 1:
+        raise ConfigError(f"a layout needs 1 part or more, had {num_parts}")
+    rows, edges = _deal(shape.num_nodes, num_parts), _deal(shape.num_edges, num_parts)
+    labelled = _deal(shape.num_labelled, num_parts)
+    degrees = np.array(shape.out_degrees.degrees, np.float64)
+    counts = np.array(shape.out_degrees.counts, np.float64)
+    curve = halo_curve(degrees, counts, shape.num_nodes, num_parts, shape.self_loops)
+    halo, cut = curve[-1]
+    base = PartShape(rows=0, edges=0, local_edges=0, labelled=0, halo_of=(), served=curve)
+    owners = _deal(halo, num_parts - 1) if num_parts > 1 else []
+    return Layout(
+        method="random",
+        exact=False,
+        parts=tuple(
+            replace(
+                base,
+                rows=rows[p],
+                edges=edges[p],
+                local_edges=max(0, edges[p] - cut),
+                labelled=labelled[p],
+                halo_of=(*owners[:p], 0, *owners[p:]),
+            )
+            for p in range(num_parts)
+        ),
+    )
+
+
+def _deal(count: int, ways: int) -> list[int]:
+    """``count`` in whole shares that differ by one at most, the larger ones first."""
+    return [count // ways + (i < count % ways) for i in range(ways)]
+
+
+def _histogram(degree: np.ndarray) -> Histogram:
+    degrees, counts = np.unique(degree, return_counts=True)
+    return Histogram(tuple(degrees.tolist()), tuple(counts.astype(np.float64).tolist()))
+
+
+def _labelled(graph: Graph, split: str | np.ndarray) -> np.ndarray:
+    """Ids of the nodes of a split that have a known label, if the graph has labels at all."""
+    if isinstance(split, np.ndarray):
+        ids = split
+    elif not graph.splits:
+        ids = np.arange(graph.num_nodes if graph.y is not None else 0)
+    else:
+        named = [name for name in (split, f"{split}.0") if name in graph.splits]
+        if not named:
+            raise unknown("split", split, graph.splits)
+        ids = graph.splits[named[0]]
+    if graph.y is None:
+        return ids
+    y = graph.y[ids]
+    known: np.ndarray = ~np.isnan(y) if y.dtype.kind == "f" else y >= 0
+    return ids[known if known.ndim == 1 else known.any(axis=1)]
+
+
+def _targets(graph: Graph) -> int:
+    return graph.y.shape[1] if graph.y is not None and graph.task == "real" else 0

@@ -1,0 +1,87 @@
+"""Counts of parts, taken edge by edge: degrees, halo rows by owner, how many edges each serves.
+
+Legend: V nodes, E edges, K parts.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+# A row that serves n edges of a part falls in bucket n below _FINE; above, each doubling of n is
+# cut into _STEPS buckets, so that a curve over all buckets has at most some 900 points.
+_FINE = 256
+_STEPS = 16
+_BUCKETS = _FINE + (63 - 8) * _STEPS
+
+
+@numba.njit(cache=True, nogil=True)
+def degrees_of(rowptr, col):
+    """Out-degree int64 [V], loops and repeats among the edges counted; and how many are loops."""
+    out_degree = np.zeros(rowptr.size - 1, np.int64)
+    loops = 0
+    for v in range(rowptr.size - 1):
+        for e in range(rowptr[v], rowptr[v + 1]):
+            out_degree[col[e]] += 1
+            loops += col[e] == v
+    return out_degree, loops
+
+
+@numba.njit(cache=True, nogil=True)
+def _bucket(count):
+    if count < _FINE:
+        return count
+    doublings, rest = 0, count
+    while rest >= 2 * _FINE:
+        rest >>= 1
+        doublings += 1
+    return _FINE + doublings * _STEPS + (rest - _FINE) * _STEPS // _FINE
+
+
+@numba.njit(cache=True, nogil=True)
+def _count_part(rowptr, col, part_of, own, part, serves, halo_of, rows, edges):
+    """Fill halo_of [K] and rows, edges [buckets]; gives the local edges. serves [V] stays 0."""
+    local = 0
+    for i in range(own.size):
+        for e in range(rowptr[own[i]], rowptr[own[i] + 1]):
+            if part_of[col[e]] == part:
+                local += 1
+            else:
+                serves[col[e]] += 1
+    for i in range(own.size):
+        for e in range(rowptr[own[i]], rowptr[own[i] + 1]):
+            u = col[e]
+            if serves[u] > 0:
+                bucket = _bucket(serves[u])
+                rows[bucket] += 1
+                edges[bucket] += serves[u]
+                halo_of[part_of[u]] += 1
+                serves[u] = 0
+    return local
+
+
+def count_parts(
+    rowptr: np.ndarray,
+    col: np.ndarray,
+    part_of: np.ndarray,
+    order: np.ndarray,
+    part_ptr: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, list[tuple[tuple[int, int], ...]]]:
+    """Local edges int64 [K], halo rows by part and owner int64 [K, K], and each part's hotness.
+
+    The hotness is the (rows, edges) points of ``shape.PartShape.served``, exact at every point.
+    """
+    num_parts = part_ptr.size - 1
+    local, halo_of = np.zeros(num_parts, np.int64), np.zeros((num_parts, num_parts), np.int64)
+    serves = np.zeros(part_of.size, np.int32 if col.size < 2**31 else np.int64)
+    curves = []
+    for part in range(num_parts):
+        rows, edges = np.zeros(_BUCKETS, np.int64), np.zeros(_BUCKETS, np.int64)
+        own = order[part_ptr[part] : part_ptr[part + 1]]
+        local[part] = _count_part(
+            rowptr, col, part_of, own, part, serves, halo_of[part], rows, edges
+        )
+        held = np.flatnonzero(rows)[::-1]  # hottest first
+        points = zip(np.cumsum(rows[held]).tolist(), np.cumsum(edges[held]).tolist(), strict=True)
+        curves.append(((0, 0), *points))
+    return local, halo_of, curves
