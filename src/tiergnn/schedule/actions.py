@@ -4,11 +4,12 @@
     12 r0 compute FORWARD s1 p3 reads x.p3 writes h1.p3 after 9 11 work gather 4096/64/8192@device*1
 
 An action runs when those in ``after`` and all earlier ones of its rank and lane are done.
+``after`` names actions of the own rank; ranks wait for each other by meeting (``meeting``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,9 +35,10 @@ class Op(StrEnum):
     another, between tiers or within one; its lane says over which link. FORWARD, RECOMPUTE and
     BACKWARD run a stage on a part, AGGREGATE and UPDATE the two halves of a stage when its columns
     are sliced. MOMENTS and COMMIT are the two halves of a statistic. ACCUMULATE adds rows of one
-    buffer to those of another; ZERO clears one. LOSS and STEP are what they are called. BARRIER,
-    EXCHANGE (every rank's rows to all that need them) and REDUCE (gradients summed over ranks)
-    are done by all ranks of their ``tag`` together; SEND and RECV by two.
+    buffer to those of another, which it reads too; ZERO clears one. LOSS is what it is called;
+    STEP reads the parameters' gradients and moves the parameters. BARRIER, EXCHANGE (every rank's
+    rows to all that need them) and REDUCE (gradients summed over ranks) are done by all ranks of
+    their ``tag`` together; SEND and RECV by two. What meets starts together.
     """
 
     RESERVE = "RESERVE"
@@ -65,6 +67,32 @@ KINDS = (
     "topology", "features", "parameters", "gradients", "optimizer", "activations", "saved",
     "workspace", "cache", "staging",
 )  # fmt: skip
+WORKS = ("gather", "move", "matmul", "stream")
+_MARKS = ("given", "lasting", "own")
+_LISTS = ("tag", "reads", "writes", "after", "work")
+_NUMBERS = {"s": "stage", "p": "part", "c": "slice"}
+
+
+def _word(text: str) -> bool:
+    """Whether a name can stand in a line of a schedule and be read back."""
+    return text.isprintable() and len(text.split()) == 1 and text not in (*_LISTS, "<--")
+
+
+def tag_of(name: str, ranks: Iterable[int], num_ranks: int) -> str:
+    """The tag under which these ranks meet: ``sync1`` for all, ``sync1@0,2`` for ranks 0 and 2."""
+    listed = sorted(ranks)
+    return name if listed == list(range(num_ranks)) else f"{name}@{','.join(map(str, listed))}"
+
+
+def participants(tag: str, num_ranks: int) -> tuple[int, ...]:
+    """Who meets under a tag. Raises ValueError where it names no ranks of the schedule."""
+    _, mark, text = tag.partition("@")
+    if not mark:
+        return tuple(range(num_ranks))
+    ranks = tuple(map(int, text.split(",")))
+    if sorted(set(ranks)) != list(ranks) or not 0 <= ranks[0] <= ranks[-1] < num_ranks:
+        raise ValueError(f"{tag!r}, which lists no ascending ranks below {num_ranks}")
+    return ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +100,10 @@ class Buffer:
     """Memory with a name: a tier of one rank's, for one purpose.
 
     ``given`` buffers hold their content before the first action (the graph's files, parameters);
-    ``lasting`` ones are still there after the last. All others a schedule reserves and releases.
+    ``lasting`` ones are still there after the last. All others a schedule reserves and releases,
+    once each. A ``workspace`` is scratch of the actions that write it: none reads it.
+    ``own`` marks gradients that are whole on their rank alone (no other rank holds the parameters,
+    or all compute the same), so that no REDUCE sums them.
     """
 
     name: str
@@ -82,37 +113,52 @@ class Buffer:
     num_bytes: int
     given: bool = False
     lasting: bool = False
+    own: bool = False
 
     def __post_init__(self) -> None:
-        assert self.name
-        assert not any(c.isspace() for c in self.name), self.name
-        assert self.kind in KINDS, self.kind
-        assert self.num_bytes >= 0, self
+        if not _word(self.name) or not _word(self.tier):
+            raise PlanError(f"not a name of one printable word: {self.name!r} in {self.tier!r}")
+        if self.kind not in KINDS:
+            raise PlanError(
+                f"unknown kind {self.kind!r} of buffer {self.name}", hint=", ".join(KINDS)
+            )
+        if self.num_bytes < 0:
+            raise PlanError(f"wanted a buffer {self.name} of 0 bytes or more, had {self.num_bytes}")
 
     def __str__(self) -> str:
-        text = (
+        marks = "".join(f" {mark}" for mark in _MARKS if getattr(self, mark))
+        return (
             f"buffer {self.name} rank {self.rank} tier {self.tier} kind {self.kind} "
-            f"bytes {self.num_bytes}"
+            f"bytes {self.num_bytes}{marks}"
         )
-        return text + " given" * self.given + " lasting" * self.lasting
 
     @classmethod
     def parse(cls, text: str) -> Buffer:
         """Raises PlanError for a line that is no buffer."""
         words = text.split()
-        if len(words) < 10 or words[0::2][:5] != ["buffer", "rank", "tier", "kind", "bytes"]:
-            raise PlanError(f"not a buffer: {text!r}")
         marks = words[10:]
-        if not set(marks) <= {"given", "lasting"} or words[7] not in KINDS:
-            raise PlanError(f"not a buffer: {text!r}")
+        if (
+            len(words) < 10
+            or words[0:10:2] != ["buffer", "rank", "tier", "kind", "bytes"]
+            or len(set(marks) & set(_MARKS)) < len(marks)
+        ):
+            raise PlanError(
+                f"not a buffer: {text!r}",
+                hint="buffer NAME rank R tier T kind K bytes N, then any of " + ", ".join(_MARKS),
+            )
+        try:
+            rank, num_bytes = int(words[3]), int(words[9])
+        except ValueError as error:
+            raise PlanError(f"not a buffer: {text!r}: {error}") from error
         return cls(
             name=words[1],
-            rank=int(words[3]),
+            rank=rank,
             tier=words[5],
             kind=words[7],
-            num_bytes=int(words[9]),
+            num_bytes=num_bytes,
             given="given" in marks,
             lasting="lasting" in marks,
+            own="own" in marks,
         )
 
 
@@ -181,16 +227,24 @@ class Action:
     after: tuple[int, ...] = ()
     work: tuple[Work, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.tag and not _word(self.tag):
+            raise PlanError(f"not a tag of one printable word: {self.tag!r}")
+
     @property
     def label(self) -> str:
         """``FORWARD s1 p3``."""
-        marks = zip("spc", (self.stage, self.part, self.slice), strict=True)
+        marks = ((letter, getattr(self, name)) for letter, name in _NUMBERS.items())
         return " ".join([self.op.value, *(f"{letter}{n}" for letter, n in marks if n >= 0)])
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes over links."""
-        return sum(work.amount for work in self.work if work.kind == "move")
+        """Bytes over links: those of moves, and rows that a kernel reads in place elsewhere."""
+        return sum(
+            work.amount
+            for work in self.work
+            if work.kind == "move" or (work.kind == "gather" and work.place in ("host", "peer"))
+        )
 
     def __str__(self) -> str:
         words = [str(self.index), f"r{self.rank}", self.lane.value, self.label]
@@ -216,33 +270,29 @@ class Action:
         index, rank, lane, op = words[:4]
         if rank[0] != "r":
             raise ValueError("the second word is a rank")
-        numbers = {"s": -1, "p": -1, "c": -1}
-        lists: dict[str, list[str]] = {
-            "tag": [],
-            "reads": [],
-            "writes": [],
-            "after": [],
-            "work": [],
-        }
+        numbers: dict[str, int] = {}
+        lists: dict[str, list[str]] = {name: [] for name in _LISTS}
         at = ""
         for word in words[4:]:
             if word in lists:
+                if lists[word] or word == at:
+                    raise ValueError(f"{word} stands twice")
                 at = word
             elif at:
                 lists[at].append(word)
-            elif word[0] in numbers:
-                numbers[word[0]] = int(word[1:])
+            elif word[0] in _NUMBERS and _NUMBERS[word[0]] not in numbers:
+                numbers[_NUMBERS[word[0]]] = int(word[1:])
             else:
                 raise ValueError(f"unknown word {word!r}")
+        if len(lists["tag"]) > 1 or (at and not lists[at]):
+            raise ValueError("one tag, and something in every list")
         work = lists["work"]
         return cls(
             index=int(index),
             rank=int(rank[1:]),
             lane=Lane(lane),
             op=Op(op),
-            stage=numbers["s"],
-            part=numbers["p"],
-            slice=numbers["c"],
+            **numbers,
             tag=lists["tag"][0] if lists["tag"] else "",
             reads=tuple(lists["reads"]),
             writes=tuple(lists["writes"]),

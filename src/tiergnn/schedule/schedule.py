@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from tiergnn.errors import PlanError
-from tiergnn.schedule.actions import Action, Buffer, Lane, Op, Work
+from tiergnn.schedule.actions import TOGETHER, Action, Buffer, Lane, Op, Work, tag_of
 
 HEAD = "tiergnn schedule 1"
+HERE = "<-- here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,10 @@ class Schedule:
     buffers: tuple[Buffer, ...]
     actions: tuple[Action, ...]
 
+    def __post_init__(self) -> None:
+        if not self.strategy.isprintable() or len(self.strategy.split()) != 1:
+            raise PlanError(f"not a strategy's name of one printable word: {self.strategy!r}")
+
     @cached_property
     def buffer_of(self) -> dict[str, Buffer]:
         """name -> buffer."""
@@ -37,20 +42,33 @@ class Schedule:
         """One line a buffer and an action; the action at index ``here`` is marked."""
         lines = [f"{HEAD} {self.strategy} ranks {self.num_ranks}", *map(str, self.buffers)]
         for action in self.actions:
-            lines.append(f"{action}  <-- here" if action.index == here else str(action))
+            lines.append(f"{action}  {HERE}" if action.index == here else str(action))
         return "\n".join(lines) + "\n"
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """The schedule that was printed. Raises PlanError naming the line that is wrong."""
+        """The schedule that was printed, marked or not. Raises PlanError naming the wrong line."""
         head, *lines = text.splitlines() or [""]
         words = head.split()
-        if not head.startswith(HEAD + " ") or len(words) != 6 or words[4] != "ranks":
+        if (
+            not head.startswith(HEAD + " ")
+            or len(words) != 6
+            or words[4] != "ranks"
+            or not words[5].isdecimal()
+        ):
             raise PlanError(f"wanted a line '{HEAD} STRATEGY ranks N' first, had {head!r}")
-        buffers = [Buffer.parse(line) for line in lines if line.startswith("buffer ")]
-        actions = [
-            Action.parse(line) for line in lines if line.strip() and not line.startswith("buffer ")
-        ]
+        buffers: list[Buffer] = []
+        actions: list[Action] = []
+        for number, line in enumerate(lines, start=2):
+            try:
+                if line.startswith("buffer "):
+                    buffers.append(Buffer.parse(line))
+                elif line.strip():
+                    actions.append(Action.parse(line.removesuffix(HERE)))
+            except PlanError as error:
+                raise PlanError(
+                    error.problem, culprit=f"line {number} of the schedule", hint=error.hint
+                ) from error
         return cls(
             strategy=words[3],
             num_ranks=int(words[5]),
@@ -65,16 +83,22 @@ class Schedule:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Schedule:
         """Raises PlanError for anything that ``to_json`` did not write."""
-        if data.get("format") != "tiergnn-schedule" or data.get("version") != 1:
-            raise PlanError(f"wanted tiergnn-schedule version 1, had {data.get('format')!r}")
-        return cls.parse("\n".join(data["lines"]))
+        found = data if isinstance(data, dict) else {}
+        kind, version, lines = (found.get(name) for name in ("format", "version", "lines"))
+        if (kind, version) != ("tiergnn-schedule", 1):
+            raise PlanError(f"wanted tiergnn-schedule version 1, had {kind!r} version {version!r}")
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise PlanError("wanted the lines of a schedule, had none")
+        return cls.parse("\n".join(lines))
 
 
 class Writer:
     """Writes a schedule action by action; gives each its index, so that later ones can wait for it.
 
     A strategy says what is read and written; the writer adds to ``after`` the latest writer of
-    each buffer that is read, and the readers of each that is written over.
+    each buffer that is read, and the readers of each that is written over. What another rank did
+    to it cannot be waited for: the latest meeting of the own rank stands for it, and ``check``
+    says whether that is enough.
     """
 
     def __init__(self, strategy: str, num_ranks: int = 1):
@@ -84,15 +108,46 @@ class Writer:
         self._writer: dict[str, int] = {}
         self._readers: dict[str, list[int]] = {}
         self._released: dict[tuple[int, str], dict[Lane, int]] = {}
+        self._last: dict[int, dict[Lane, int]] = {}
+        self._met: dict[int, int] = {}
 
-    def buffer(self, name: str, rank: int, tier: str, kind: str, num_bytes: int) -> str:
-        """Declare a buffer that the schedule reserves and releases. Gives its name."""
+    def buffer(
+        self,
+        name: str,
+        rank: int,
+        tier: str,
+        kind: str,
+        num_bytes: int,
+        *,
+        lasting: bool = False,
+        own: bool = False,
+    ) -> str:
+        """Declare a buffer that the schedule reserves, and releases unless it is lasting.
+
+        Gives its name.
+        """
         return self._declare(
-            Buffer(name=name, rank=rank, tier=tier, kind=kind, num_bytes=num_bytes)
+            Buffer(
+                name=name,
+                rank=rank,
+                tier=tier,
+                kind=kind,
+                num_bytes=num_bytes,
+                lasting=lasting,
+                own=own,
+            )
         )
 
     def given(
-        self, name: str, rank: int, tier: str, kind: str, num_bytes: int, *, lasting: bool = True
+        self,
+        name: str,
+        rank: int,
+        tier: str,
+        kind: str,
+        num_bytes: int,
+        *,
+        lasting: bool = True,
+        own: bool = False,
     ) -> str:
         """Declare a buffer that is there, filled, before the first action."""
         return self._declare(
@@ -104,6 +159,7 @@ class Writer:
                 num_bytes=num_bytes,
                 given=True,
                 lasting=lasting,
+                own=own,
             )
         )
 
@@ -130,13 +186,13 @@ class Writer:
         """Append an action; gives its index."""
         index = len(self._actions)
         reads, writes = tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(writes))
-        waits = set(after)
-        for name in reads:
-            waits |= {self._writer[name]} if name in self._writer else set()
+        earlier = {self._writer[name] for name in (*reads, *writes) if name in self._writer}
         for name in writes:
-            waits |= {self._writer[name]} if name in self._writer else set()
-            waits |= set(self._readers.pop(name, ()))
+            earlier.update(self._readers.pop(name, ()))
             self._writer[name] = index
+        waits = set(after) | {i for i in earlier if self._actions[i].rank == rank}
+        if rank in self._met and any(self._actions[i].rank != rank for i in earlier):
+            waits.add(self._met[rank])
         for name in reads:
             self._readers.setdefault(name, []).append(index)
         self._actions.append(
@@ -155,7 +211,44 @@ class Writer:
                 work=tuple(work),
             )
         )
+        self._last.setdefault(rank, {})[lane] = index
+        if op in TOGETHER or op in (Op.SEND, Op.RECV):
+            self._met[rank] = index
         return index
+
+    def meet(
+        self,
+        op: Op,
+        name: str,
+        lane: Lane = Lane.PEER,
+        *,
+        ranks: Iterable[int] | None = None,
+        reads: Mapping[int, Iterable[str]] | None = None,
+        writes: Mapping[int, Iterable[str]] | None = None,
+        after: Mapping[int, Iterable[int]] | None = None,
+        work: Mapping[int, Iterable[Work]] | None = None,
+    ) -> dict[int, int]:
+        """Append a BARRIER, EXCHANGE or REDUCE on each of ``ranks`` (all); gives rank -> index.
+
+        Each rank comes when all that it issued on any lane is done, or only what ``after`` names
+        for it (and what its ``reads`` and ``writes`` wait for).
+        """
+        ranks = range(self._num_ranks) if ranks is None else tuple(ranks)
+        tag = tag_of(name, ranks, self._num_ranks)
+        met = {}
+        for rank in ranks:
+            everything = tuple(self._last.get(rank, {}).values())
+            met[rank] = self.add(
+                rank,
+                lane,
+                op,
+                tag=tag,
+                reads=(reads or {}).get(rank, ()),
+                writes=(writes or {}).get(rank, ()),
+                after=everything if after is None else after.get(rank, ()),
+                work=(work or {}).get(rank, ()),
+            )
+        return met
 
     def reserve(self, rank: int, *names: str, lane: Lane = Lane.COMPUTE) -> int:
         """Make room for buffers, once all room that was given back before, in their tiers, is free.

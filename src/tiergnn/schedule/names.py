@@ -1,0 +1,71 @@
+"""Names: that a schedule speaks of ranks, tiers, buffers, lanes and actions that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tiergnn.errors import PlanError
+from tiergnn.hardware.machine import TIERS, Machine
+from tiergnn.schedule.actions import Action, Lane, Op
+from tiergnn.schedule.fault import fault
+from tiergnn.schedule.schedule import Schedule
+
+_ON_DISK = frozenset({Op.RESERVE, Op.RELEASE, Op.COPY})
+
+
+def check_names(schedule: Schedule, machine: Machine) -> None:
+    """Raises PlanError at the first name that is wrong."""
+    ranks = machine.num_devices * machine.num_hosts
+    if not 1 <= schedule.num_ranks <= ranks:
+        raise PlanError(
+            f"wanted {schedule.num_ranks} ranks, had {ranks} devices on {machine.name}",
+            hint=f"a plan for 1 to {ranks} ranks, or another --machine",
+        )
+    if len(schedule.buffer_of) != len(schedule.buffers):
+        names = [buffer.name for buffer in schedule.buffers]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PlanError(f"wanted buffers with names of their own, had {twice} twice")
+    for buffer in schedule.buffers:
+        if not 0 <= buffer.rank < schedule.num_ranks:
+            raise PlanError(
+                f"wanted a rank below {schedule.num_ranks}, had {buffer.rank}", culprit=str(buffer)
+            )
+        if buffer.tier not in TIERS:
+            raise PlanError(
+                f"wanted a tier, had {buffer.tier!r}", culprit=str(buffer), hint=", ".join(TIERS)
+            )
+        machine.tier(buffer.tier)
+    for place, action in enumerate(schedule.actions):
+        for problem, hint in _misnamed(schedule, place, action):
+            raise fault(schedule, place, problem, hint)
+
+
+def _misnamed(schedule: Schedule, place: int, action: Action) -> Iterator[tuple[str, str]]:
+    if action.index != place:
+        yield f"wanted index {place}, had {action.index}", "an action's index is its place"
+    if not 0 <= action.rank < schedule.num_ranks:
+        yield (
+            f"wanted a rank below {schedule.num_ranks}, had {action.rank}",
+            f"the schedule is of {schedule.num_ranks} ranks",
+        )
+    if not isinstance(action.lane, Lane):
+        yield f"unknown lane {action.lane!r}", ", ".join(Lane)
+    if not isinstance(action.op, Op):
+        yield f"unknown operation {action.op!r}", ", ".join(Op)
+    for name in (*action.reads, *action.writes):
+        if name not in schedule.buffer_of:
+            yield f"unknown buffer {name}: wanted one that is declared", "declare it at the head"
+        elif schedule.buffer_of[name].tier == "disk" and action.op not in _ON_DISK:
+            yield (
+                f"wanted {name} in memory for {action.op}, had it on the disk",
+                "COPY it to the host or the device first",
+            )
+    for i in action.after:
+        if not 0 <= i < len(schedule.actions):
+            yield f"{action.label} waits for action {i}, which is not there", "name earlier actions"
+        elif schedule.actions[i].rank != action.rank:
+            yield (
+                f"wanted {action.label} of rank {action.rank} to wait for actions of its own, had "
+                f"{i} of rank {schedule.actions[i].rank}",
+                "ranks wait for each other in a BARRIER, EXCHANGE, REDUCE or SEND and RECV",
+            )
