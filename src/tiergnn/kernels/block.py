@@ -114,10 +114,11 @@ class Block:
         """The CSR of out-edges, by a stable counting sort: linear in edges, made once."""
         index = torch.int32 if self.num_edges < 2**31 else torch.int64
         if self.device.type == "cpu":
-            edge_t = np.empty(self.num_edges, np.int32 if index == torch.int32 else np.int64)
-            dst_t = np.empty(self.num_edges, self.col.numpy().dtype)
-            starts = _transpose(self.rowptr.numpy(), self.col.numpy(), self.num_src, dst_t, edge_t)
-            return Transposed(*map(torch.from_numpy, (starts, dst_t, edge_t)))
+            starts = torch.zeros(self.num_src + 2, dtype=torch.int64)
+            dst_t, edge_t = torch.empty_like(self.col), torch.empty(self.num_edges, dtype=index)
+            made = starts.numpy(), dst_t.numpy(), edge_t.numpy()
+            _transpose(self.rowptr.numpy(), self.col.numpy(), *made)
+            return Transposed(starts[:-1], dst_t, edge_t)
         by_src, order = torch.sort(self.col, stable=True)
         sources = torch.arange(self.num_src + 1, device=self.device, dtype=by_src.dtype)
         rowptr_t = torch.searchsorted(by_src, sources)
@@ -254,13 +255,12 @@ def _describe(tensor: Tensor) -> str:
 
 
 @numba.njit(cache=True, nogil=True)
-def _transpose(rowptr, col, num_src, dst_t, edge_t):
-    """Counting sort of the edges by source; returns the row pointer [num_src+1]."""
-    starts = np.zeros(num_src + 2, np.int64)
+def _transpose(rowptr, col, starts, dst_t, edge_t):
+    """Counting sort of the edges by source; starts [S+2] of zeros becomes the row pointer [S+1]."""
     # Two slots ahead, so that placing the edges moves each start to where its row begins.
     for e in range(col.size):
         starts[col[e] + 2] += 1
-    for s in range(2, num_src + 2):
+    for s in range(2, starts.size):
         starts[s] += starts[s - 1]
     for row in range(rowptr.size - 1):
         for e in range(rowptr[row], rowptr[row + 1]):
@@ -268,4 +268,3 @@ def _transpose(rowptr, col, num_src, dst_t, edge_t):
             dst_t[slot] = row
             edge_t[slot] = e
             starts[col[e] + 1] = slot + 1
-    return starts[:-1]

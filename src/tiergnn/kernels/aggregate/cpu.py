@@ -45,7 +45,7 @@ def weighted_sum(
     starts, cols = rowptr.numpy(), col.numpy()
     num_tasks, step = even_tasks(num_rows, cols.size)
     pieces = [
-        (tile, count, Columns.of(x, at), Columns.of(out, at), np.empty((num_tasks, 3, tile.width)))
+        (tile, count, Columns.of(x, at), Columns.of(out, at), _sums(num_tasks, 3, tile.width))
         for tile, at, count in tiles(x.dtype, x.shape[1])
     ]
 
@@ -100,7 +100,7 @@ def maximum(
     pieces = []
     for tile, at, count in tiles(x.dtype, x.shape[1]):
         parts = num_tasks, 2, tile.width
-        best, num_ties = np.empty(parts), np.empty(parts, np.int32)
+        best, num_ties = _sums(*parts), torch.empty(parts, dtype=torch.int32).numpy()
         pieces.append((tile, at, count, Columns.of(x, at), Columns.of(out, at), best, num_ties))
 
     def work(first: int, last: int) -> None:
@@ -140,7 +140,7 @@ def maximum_grad_x(
     pieces = []
     for (tile, at, count), (share_tile, _, _) in _pair_tiles(x, share):
         columns = [Columns.of(rows, at) for rows in (x, share, out, grad)]
-        carry = np.empty((num_tasks, 3, tile.width))
+        carry = _sums(num_tasks, 3, tile.width)
         pieces.append((tile, share_tile, count, columns, carry))
 
     def work(first: int, last: int) -> None:
@@ -188,6 +188,11 @@ def maximum_grad_weight(
 
     spread(work, num_tasks)
     return grad
+
+
+def _sums(*shape: int) -> np.ndarray:
+    """Room for partial sums, float64, of torch's memory: whoever counts that counts it, too."""
+    return torch.empty(shape, dtype=torch.float64).numpy()
 
 
 def _pair_tiles(x: Tensor, share: Tensor):
