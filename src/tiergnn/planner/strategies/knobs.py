@@ -12,6 +12,7 @@ from tiergnn.workload import DTYPE_BYTES
 
 _CHOICES = {
     "tier": ("host", "disk"),
+    "topology": ("device", "host"),
     "gradients": ("whole", "buckets"),
     "exchange": ("narrower", "inputs", "outputs"),
 }
@@ -24,7 +25,7 @@ class Knobs:
     ``recompute`` names stages whose forward is run again in backward instead of keeping what it
     leaves. ``storage`` is the dtype of rows in host memory, on disk and between ranks (None: as
     computed). ``tier`` is where rows of parts or slices lie; "disk" with what of host memory is
-    left as its cache. ``gradients`` "whole" adds to the rows of all parts at once, "buckets" writes
+    left as its cache; ``topology`` is where the edges lie. ``gradients`` "whole" adds to the rows of all parts at once, "buckets" writes
     what each part gives to each other part and adds when its turn comes. ``hot_frac`` of all rows
     stay on the device, the most read first. ``slices`` cut columns.
 
@@ -41,6 +42,7 @@ class Knobs:
     recompute: tuple[int, ...] = ()
     storage: str | None = None
     tier: str = "host"
+    topology: str = "device"
     gradients: str = "whole"
     hot_frac: float = 0.0
     slices: int = 1

@@ -1,0 +1,328 @@
+"""Draft: a schedule being written, with the sizes and works that every strategy asks for.
+
+Names of buffers: rows ``h1`` of part 3 are ``h1.p3`` on the device, ``h1.p3@host`` and
+``h1.p3@disk`` elsewhere, their gradient ``h1.grad.p3``; what each rank has ends in ``.r0``.
+A rank has the part of its number.
+
+Legend: P rows of one part, S source rows it reads, E edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tiergnn.errors import ConfigError, PlanError
+from tiergnn.graph.shape import GraphShape, Layout
+from tiergnn.hardware.machine import Machine
+from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.schedule import Schedule, Writer
+from tiergnn.workload import DTYPE_BYTES, Extent, StageWork, Term, Workload
+
+ALL = ("gather", "matmul", "stream")
+
+
+class Draft:
+    """The five descriptions that a schedule is written from, and its Writer.
+
+    ``uses`` names the knobs of the strategy. Raises ConfigError for knobs that do not belong to it
+    or to the layout, PlanError for more ranks than the machine has devices.
+    """
+
+    def __init__(
+        self,
+        strategy: str,
+        workload: Workload,
+        shape: GraphShape,
+        layout: Layout,
+        machine: Machine,
+        knobs: Knobs,
+        *,
+        uses: Iterable[str],
+    ) -> None:
+        self.strategy, self.workload, self.shape = strategy, workload, shape
+        self.layout, self.machine, self.knobs = layout, machine, knobs
+        uses = frozenset(uses)
+        strangers = sorted(set(knobs.changed) - uses)
+        if strangers:
+            raise ConfigError(
+                f"{strategy} has no knob {strangers[0]}", hint="one of " + ", ".join(sorted(uses))
+            )
+        wanted = knobs.ranks if "ranks" in uses else knobs.parts
+        if layout.num_parts != wanted:
+            raise ConfigError(
+                f"{strategy} was asked for {wanted} parts, the layout has {layout.num_parts}",
+                hint="a layout of as many parts",
+            )
+        known = {stage.index for stage in workload.stages}
+        if not set(knobs.recompute) <= known:
+            raise ConfigError(
+                f"{workload.name} has no stage {max(set(knobs.recompute) - known)}",
+                hint="one of " + ", ".join(map(str, sorted(known))),
+            )
+        self.num_ranks = knobs.ranks if "ranks" in uses else 1
+        devices = machine.num_devices * machine.num_hosts
+        if self.num_ranks > devices:
+            raise PlanError(
+                f"{strategy} needs {self.num_ranks} devices, {machine.name} has {devices}",
+                hint=f"ranks <= {devices}",
+            )
+        self.parts = range(layout.num_parts)
+        self.writer = Writer(strategy, self.num_ranks)
+        self._rows = {rows.name: rows for rows in workload.rows}
+        self.sizes: dict[str, int] = {}  # bytes of every buffer that was taken
+        self._taken: dict[str, int] = {}  # name -> times that it was declared
+        self._evenness = (shape.out_degrees.evenness, shape.in_degrees.evenness)
+        learned = [name for name in workload.inputs if self._rows[name].grad]
+        if learned:
+            raise PlanError(
+                f"{strategy} plans no learned rows of nodes, {workload.name} learns {learned[0]}",
+                hint="the strategy resident",
+            )
+
+    # Sizes
+
+    def extent(self, part: int) -> Extent:
+        shape = self.layout.parts[part]
+        return Extent(shape.rows, shape.sources, shape.edges)
+
+    @property
+    def whole(self) -> Extent:
+        """The whole graph as one block."""
+        rows = sum(part.rows for part in self.layout.parts)
+        return Extent(rows, rows, sum(part.edges for part in self.layout.parts))
+
+    def count(self, name: str, part: int) -> int:
+        """Rows of a tensor in a part: its nodes, or its edges."""
+        shape = self.layout.parts[part]
+        return shape.rows if self._rows[name].of == "nodes" else shape.edges
+
+    def row_bytes(self, name: str) -> int:
+        """Of a row as it is computed with."""
+        return self._rows[name].row_bytes
+
+    def stored_bytes(self, name: str) -> int:
+        """Of a row in host memory, on disk and between ranks; inputs lie there as they came."""
+        rows = self._rows[name]
+        computed = DTYPE_BYTES[rows.dtype]
+        if name in self.workload.inputs:
+            of_nodes = rows.of == "nodes"
+            stored = DTYPE_BYTES.get(self.shape.feature_dtype, computed) if of_nodes else computed
+        elif rows.dtype.startswith(("float", "bfloat")):
+            stored = DTYPE_BYTES[self.knobs.storage or rows.dtype]
+        else:
+            stored = computed
+        return rows.width * min(stored, computed)
+
+    def width(self, name: str) -> int:
+        return self._rows[name].width
+
+    def has_grad(self, name: str) -> bool:
+        return self._rows[name].grad
+
+    def csr_bytes(self, extent: Extent) -> int:
+        """A block's in-edges."""
+        return 8 * (extent.rows + 1) + self.shape.id_bytes * extent.edges
+
+    def transposed_bytes(self, extent: Extent) -> int:
+        """A block's out-edges, where each stands among the in-edges, and weights in that order."""
+        position = 4 if extent.edges < 2**31 else 8
+        weight = 4 if self.shape.weighted else 0
+        return 8 * (extent.sources + 1) + (self.shape.id_bytes + position + weight) * extent.edges
+
+    def sum_bytes(self, stage: StageWork) -> int:
+        """A row of what an aggregation leaves: as wide as the rows that it gathers."""
+        return sum(self.row_bytes(name) for name in stage.gathers)
+
+    def moments_bytes(self, stage: StageWork) -> int:
+        """Of the moments that a stage makes."""
+        of = self._rows[stage.moments_of]
+        return 3 * of.width * max(4, DTYPE_BYTES[of.dtype])
+
+    # Works
+
+    def works(
+        self,
+        terms: Sequence[Term],
+        extent: Extent,
+        *,
+        kinds: Sequence[str] = ALL,
+        frac: float = 1.0,
+        edges_frac: float = 1.0,
+        backward: bool = False,
+    ) -> list[Work]:
+        """What terms take on a block: of ``frac`` of its columns, gathers of ``edges_frac`` edges.
+
+        Forward reads a row as often as it has out-edges, backward as often as in-edges.
+        """
+        works = []
+        for term in terms:
+            share = frac * (edges_frac if term.kind == "gather" else 1.0)
+            amount = round(term.amount.at(extent) * share)
+            if term.kind in kinds and amount:
+                works.append(
+                    Work(
+                        kind=term.kind,
+                        amount=amount,
+                        grain=max(1, round(term.grain * frac)),
+                        span=round(term.table.at(extent) * frac),
+                        place=self._dtype_place if term.kind == "matmul" else "device",
+                        launches=term.launches,
+                        evenness=self._evenness[backward] if term.kind == "gather" else 1.0,
+                    )
+                )
+        return works
+
+    @property
+    def _dtype_place(self) -> str:
+        return "device" if self.workload.dtype == "float32" else self.workload.dtype
+
+    def link(self, *names: str) -> str:
+        """The first link of these that the machine has; raises PlanError for none."""
+        for name in names:
+            if name in self.machine.links:
+                return name
+        self.machine.link(names[0])
+        raise AssertionError("unreachable")
+
+    def peer(self, rank: int, other: int, *, bulk: bool) -> str:
+        """The link between two ranks: peers of one host, or the network."""
+        hosts = self.machine.num_devices
+        if rank // hosts != other // hosts:
+            return self.link("network")
+        return self.link("peer_copy", "peer") if bulk else self.link("peer", "peer_copy")
+
+    # Who reads and writes rows
+
+    def users(self, name: str) -> list[StageWork]:
+        """The stages that read rows of a tensor, in their order."""
+        return [s for s in self.workload.stages if name in (*s.gathers, *s.reads)]
+
+    def statistics(self, name: str) -> list[StageWork]:
+        """The stages that take moments of a tensor."""
+        return [s for s in self.workload.stages if s.moments_of == name]
+
+    # Buffers
+
+    def own(self, name: str, rank: int) -> str:
+        """The name of what each rank has; one rank alone needs no number."""
+        return name if self.num_ranks == 1 else f"{name}.r{rank}"
+
+    def room(self, name: str, rank: int, tier: str, kind: str, num_bytes: int) -> str:
+        """A buffer; a name that was taken before gets a number, since each is reserved once."""
+        times = self._taken.get(name, 0)
+        self._taken[name] = times + 1
+        unique = f"{name}~{times}" if times else name
+        self.sizes[unique] = num_bytes
+        return self.writer.buffer(unique, rank, tier, kind, num_bytes)
+
+    def take(
+        self,
+        name: str,
+        kind: str,
+        num_bytes: int,
+        *,
+        rank: int = 0,
+        tier: str = "device",
+        lane: Lane = Lane.COMPUTE,
+    ) -> str:
+        """A buffer that is reserved at once."""
+        room = self.room(name, rank, tier, kind, num_bytes)
+        self.writer.reserve(rank, room, lane=lane)
+        return room
+
+    def parameters(self, rank: int) -> None:
+        """Parameters and the optimizer's state: there before and after."""
+        for name, kind, num_bytes in (
+            ("parameters", "parameters", self.workload.parameter_bytes),
+            ("optimizer", "optimizer", self.workload.optimizer_bytes),
+        ):
+            self.writer.given(self.own(name, rank), rank, "device", kind, num_bytes)
+
+    # Loss, gradients and step
+
+    def clear_gradients(self, rank: int) -> None:
+        """Room for the parameters' gradients, at zero."""
+        num_bytes = self.workload.parameter_bytes
+        gradients = self.take(self.own("gradients", rank), "gradients", num_bytes, rank=rank)
+        self.writer.add(
+            rank,
+            Lane.COMPUTE,
+            Op.ZERO,
+            writes=[gradients],
+            work=[Work(kind="stream", amount=num_bytes)],
+        )
+
+    def loss(self, rank: int, part: int, out: str) -> str:
+        """The gradient of a part's output, a new buffer; zeros where no row is labelled."""
+        name = self.workload.output
+        labelled = self.layout.parts[part].labelled
+        num_bytes = self.count(name, part) * self.row_bytes(name)
+        grad = self.take(f"{name}.grad.p{part}", "gradients", num_bytes, rank=rank)
+        if not labelled:
+            self.writer.add(
+                rank,
+                Lane.COMPUTE,
+                Op.ZERO,
+                part=part,
+                writes=[grad],
+                work=[Work(kind="stream", amount=num_bytes)],
+            )
+            return grad
+        extent = Extent(labelled, labelled, 0)
+        held = self.workload.loss_held.at(extent)
+        scratch = self.take(f"work.loss.p{part}", "workspace", held, rank=rank)
+        self.writer.add(
+            rank,
+            Lane.COMPUTE,
+            Op.LOSS,
+            part=part,
+            reads=[out],
+            writes=[grad, scratch],
+            work=self.works(self.workload.loss, extent),
+        )
+        self.writer.release(rank, scratch)
+        return grad
+
+    def step(self) -> None:
+        """Gradients summed over ranks, where there are several, and the optimizer's step."""
+        ranks = range(self.num_ranks)
+        if self.num_ranks > 1:
+            links = {self.peer(0, rank, bulk=True) for rank in ranks if rank}
+            link = "network" if "network" in links else links.pop()
+            moved = self.reduce_bytes
+            for rank in ranks:
+                gradients = self.own("gradients", rank)
+                self.writer.add(
+                    rank,
+                    Lane.PEER,
+                    Op.REDUCE,
+                    tag="gradients",
+                    reads=[gradients],
+                    writes=[gradients],
+                    work=[Work(kind="move", amount=moved, place=link)],
+                )
+        for rank in ranks:
+            scratch = self.take(
+                self.own("work.step", rank), "workspace", self.workload.step_held, rank=rank
+            )
+            parameters, optimizer, gradients = (
+                self.own(name, rank) for name in ("parameters", "optimizer", "gradients")
+            )
+            self.writer.add(
+                rank,
+                Lane.COMPUTE,
+                Op.STEP,
+                reads=[gradients, parameters, optimizer],
+                writes=[parameters, optimizer, scratch],
+                work=self.works(self.workload.step, Extent(0, 0, 0)),
+            )
+            self.writer.release(rank, scratch, gradients)
+
+    @property
+    def reduce_bytes(self) -> int:
+        """What a rank sends of gradients in a ring: 2 (N - 1) / N of them."""
+        return round(2 * (self.num_ranks - 1) / self.num_ranks * self.workload.parameter_bytes)
+
+    def finish(self) -> Schedule:
+        return self.writer.finish()

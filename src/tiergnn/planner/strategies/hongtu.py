@@ -1,0 +1,31 @@
+"""HongTu: parts staged through host memory, with snapshots of gathered rows: the baseline.
+
+After HongTu (SIGMOD 2024) as GriNNder describes it: activations lie in host memory, a part's
+gathered rows go there too, to come back in backward in one piece. No disk, no order of parts.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tiergnn.graph.shape import GraphShape, Layout
+from tiergnn.hardware.machine import Machine
+from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.fitting import fitted
+from tiergnn.planner.strategies.home import Home
+from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.planner.strategies.staged import Staged
+from tiergnn.schedule.schedule import Schedule
+from tiergnn.workload import Workload
+
+USES = ("parts", "storage", "topology")
+
+
+def write(
+    workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
+) -> Schedule:
+    """One training step. Raises PlanError where a tier is too small, with what would do."""
+    draft = Draft("hongtu", workload, shape, layout, machine, knobs, uses=USES)
+    home = Home(draft, disk=False, capacity_bytes=math.inf)
+    Staged(draft, home, snapshot=True, piecewise=False, serpentine=False).write()
+    return fitted(draft.finish(), machine)

@@ -1,0 +1,547 @@
+"""Staged: one device that visits the parts of a graph stage by stage; rows lie at Home between.
+
+Lanes bring a part's rows and take its results away while the part between them computes. In
+backward a stage's forward is run again on each part. ``h0.p3.in`` are the rows of h0 that part 3
+reads, its own first; ``h0.p3`` its own alone; ``h0.hot`` the rows most read of all parts.
+
+Legend: P rows of one part, S source rows it reads, E edges.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.home import Home
+from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.workload import StageWork
+
+IN_FLIGHT = 2  # buffers of host memory that wait for the host to add them up
+
+
+@dataclass(slots=True)
+class _Visit:
+    """What one visit to a part holds on the device: buffers by the rows that they hold."""
+
+    stage: StageWork
+    part: int
+    topology: list[str] = field(default_factory=list)
+    inputs: dict[str, str] = field(default_factory=dict)
+    grads: dict[str, str] = field(default_factory=dict)  # that were brought
+    outputs: dict[str, str] = field(default_factory=dict)
+    extra: list[str] = field(default_factory=list)
+
+
+class Staged:
+    """Writes the visits of one training step.
+
+    ``snapshot``: gathered rows are kept at Home for backward, else gathered again there.
+    ``piecewise``: rows are gathered from one part after the other, so that host memory need not
+    hold all of them at once. ``buckets``: what a part gives to the gradients of another lies at
+    Home until its turn. ``serpentine``: every other walk goes backwards through the parts, and
+    starts with what is at hand.
+    """
+
+    def __init__(
+        self, draft: Draft, home: Home, *, snapshot: bool, piecewise: bool, serpentine: bool
+    ) -> None:
+        self._draft, self._home, self._writer = draft, home, draft.writer
+        self._snapshot, self._piecewise, self._serpentine = snapshot, piecewise, serpentine
+        self._buckets = draft.knobs.gradients == "buckets"
+        self._stages = draft.workload.stages
+        self._walks = 0
+        self._hot: dict[str, str] = {}
+        self._given: dict[str, list[str]] = defaultdict(list)  # gradient entry -> its buckets
+        self._graded: set[str] = set()
+        self._moments: dict[str, str] = {}  # moments, their parts, their gradients -> buffer
+        self._staging: deque[str] = deque()
+
+    def write(self) -> None:
+        draft = self._draft
+        draft.parameters(0)
+        for name in draft.workload.inputs:
+            for part in draft.parts:
+                num_bytes = draft.count(name, part) * draft.stored_bytes(name)
+                self._home.given(f"{name}.p{part}", "features", num_bytes)
+        for part in draft.parts:
+            self._give_topology(part)
+        for name in draft.workload.inputs:
+            self._heat(name)
+            for part in draft.parts if name in self._hot else ():
+                rows = self._hot_rows(part) * draft.stored_bytes(name)
+                source = self._home.read(f"{name}.p{part}")
+                self._copy(Lane.H2D, part, [source], self._hot[name], self._pull(name, rows))
+        for stage in self._stages:
+            self._forward(stage)
+        draft.clear_gradients(0)
+        for stage in reversed(self._stages):
+            if self._graded.intersection(stage.writes):
+                self._backward(stage)
+        while self._staging:
+            self._writer.release(0, self._staging.popleft(), lane=Lane.HOST)
+        self._home.close()
+        if self._hot:
+            self._writer.release(0, *self._hot.values())
+        draft.step()
+
+    def _walk(self) -> list[int]:
+        """The parts in the order of the next walk."""
+        self._walks += 1
+        parts = list(self._draft.parts)
+        return parts[::-1] if self._serpentine and self._walks % 2 == 0 else parts
+
+    # Bringing
+
+    def _give_topology(self, part: int) -> None:
+        draft, tier = self._draft, self._draft.knobs.topology
+        extent = draft.extent(part)
+        for name, num_bytes in (
+            ("topology", draft.csr_bytes(extent)),
+            ("topology.out", draft.transposed_bytes(extent)),
+        ):
+            suffix = "" if tier == "device" else "@host"
+            draft.writer.given(f"{name}.p{part}{suffix}", 0, tier, "topology", num_bytes)
+
+    def _bring_topology(self, visit: _Visit, *, backward: bool) -> None:
+        draft, part = self._draft, visit.part
+        if visit.stage.kind != "graph":
+            return
+        extent = draft.extent(part)
+        sizes = {"topology": draft.csr_bytes(extent)}
+        if backward:
+            sizes["topology.out"] = draft.transposed_bytes(extent)
+        for name, num_bytes in sizes.items():
+            buffer = f"{name}.p{part}"
+            if draft.knobs.topology == "host":
+                source = f"{buffer}@host"
+                buffer = draft.take(buffer, "topology", num_bytes, lane=Lane.H2D)
+                work = Work(kind="move", amount=num_bytes, place=draft.link("h2d"))
+                self._copy(Lane.H2D, part, [source], buffer, work)
+                visit.extra.append(buffer)
+            visit.topology.append(buffer)
+
+    def _bring(self, entry: str, name: str, part: int, kind: str, rows: int) -> str:
+        """Rows in one piece from Home to a device buffer."""
+        draft = self._draft
+        buffer = draft.take(entry, kind, rows * draft.row_bytes(name), lane=Lane.H2D)
+        work = Work(kind="move", amount=rows * draft.stored_bytes(name), place=draft.link("h2d"))
+        self._copy(Lane.H2D, part, [self._home.read(entry)], buffer, work)
+        return buffer
+
+    def _gather(self, name: str, part: int) -> str:
+        """A part's own rows in one piece, and row by row those that it reads of other parts."""
+        draft, shape = self._draft, self._draft.layout.parts[part]
+        buffer = draft.take(
+            f"{name}.p{part}.in", "activations", shape.sources * draft.row_bytes(name),
+            lane=Lane.H2D,
+        )  # fmt: skip
+        own = Work(
+            kind="move", amount=shape.rows * draft.stored_bytes(name), place=draft.link("h2d")
+        )
+        self._copy(Lane.H2D, part, [self._home.read(f"{name}.p{part}")], buffer, own)
+        owners = [q for q, rows in enumerate(shape.halo_of) if rows and q != part]
+        pulled = {q: shape.halo_of[q] - self._hot_of(name, part, q) for q in owners}
+        if self._piecewise:
+            for q, rows in pulled.items():
+                source = self._home.read(f"{name}.p{q}")
+                work = self._pull(name, rows * draft.stored_bytes(name))
+                self._copy(Lane.H2D, part, [source], buffer, work)
+        elif owners:
+            sources = [self._home.read(f"{name}.p{q}") for q in owners]
+            work = self._pull(name, sum(pulled.values()) * draft.stored_bytes(name))
+            self._copy(Lane.H2D, part, sources, buffer, work)
+        return buffer
+
+    def _pull(self, name: str, num_bytes: int) -> Work:
+        """Rows that the device reads in place from host memory."""
+        return Work(
+            kind="move",
+            amount=num_bytes,
+            grain=max(1, self._draft.stored_bytes(name)),
+            place=self._draft.link("zero_copy", "h2d"),
+        )
+
+    def _copy(self, lane: Lane, part: int, sources: Iterable[str], target: str, work: Work) -> None:
+        self._writer.add(0, lane, Op.COPY, part=part, reads=sources, writes=[target], work=[work])
+
+    # Hot rows
+
+    def _hot_rows(self, part: int) -> int:
+        return int(self._draft.knobs.hot_frac * self._draft.layout.parts[part].rows)
+
+    def _hot_of(self, name: str, part: int, owner: int) -> int:
+        """Hot rows of another part among those that a part reads: all of them, it is taken."""
+        if name not in self._hot:
+            return 0
+        return min(self._hot_rows(owner), self._draft.layout.parts[part].halo_of[owner])
+
+    def _heat(self, name: str) -> None:
+        """Room for the hot rows of a tensor, if any stage gathers it."""
+        draft = self._draft
+        rows = sum(map(self._hot_rows, draft.parts))
+        if rows and any(name in stage.gathers for stage in self._stages):
+            num_bytes = rows * draft.row_bytes(name)
+            self._hot[name] = draft.take(f"{name}.hot", "cache", num_bytes)
+
+    def _fill_hot(self, name: str, part: int, source: str, target: str, rows: int) -> None:
+        moved = 2 * rows * self._draft.row_bytes(name)
+        self._copy(Lane.COMPUTE, part, [source], target, Work(kind="stream", amount=moved))
+
+    # Forward
+
+    def _forward(self, stage: StageWork) -> None:
+        draft = self._draft
+        if stage.moments_of:
+            self._statistic(stage)
+        for name in stage.writes:
+            self._heat(name)
+        walk = self._walk()
+        visits = [self._begin(stage, walk[0])]
+        for i in range(len(walk)):
+            if i + 1 < len(walk):
+                visits.append(self._begin(stage, walk[i + 1]))
+            self._compute(visits[i], Op.FORWARD)
+            self._end_forward(visits[i])
+        for name in {*stage.gathers, *stage.reads}:
+            if self._snapshot and draft.users(name)[-1] is stage and self._only_gathered(name):
+                self._drop(name)
+
+    def _only_gathered(self, name: str) -> bool:
+        """Whether every stage that reads a tensor gathers it: its snapshots then do for backward."""
+        return all(name in stage.gathers for stage in self._draft.users(name))
+
+    def _begin(self, stage: StageWork, part: int) -> _Visit:
+        """Bring what a stage reads of a part in forward."""
+        visit = _Visit(stage, part)
+        self._bring_topology(visit, backward=False)
+        for name in stage.gathers:
+            visit.inputs[name] = self._gather(name, part)
+        self._bring_reads(visit)
+        return visit
+
+    def _bring_reads(self, visit: _Visit) -> None:
+        for name in visit.stage.reads:
+            if name not in visit.inputs:
+                rows = self._draft.count(name, visit.part)
+                visit.inputs[name] = self._bring(
+                    f"{name}.p{visit.part}", name, visit.part, "activations", rows
+                )
+
+    def _compute(self, visit: _Visit, op: Op) -> None:
+        """Run a stage's forward on a part, into new buffers; RECOMPUTE keeps what backward needs."""
+        draft, stage, part = self._draft, visit.stage, visit.part
+        extent = draft.extent(part)
+        for name in stage.gathers:
+            rows = sum(self._hot_of(name, part, q) for q in draft.parts if q != part)
+            if rows:
+                self._fill_hot(name, part, self._hot[name], visit.inputs[name], rows)
+        for name in stage.writes:
+            num_bytes = draft.count(name, part) * draft.row_bytes(name)
+            visit.outputs[name] = draft.take(f"{name}.p{part}", "activations", num_bytes)
+        held, kept = stage.forward_held.at(extent), 0
+        saved = []
+        if op is Op.RECOMPUTE:
+            held, kept = stage.kept_held.at(extent), stage.kept.at(extent)
+            saved = [draft.take(f"saved.s{stage.index}.p{part}", "saved", kept)]
+        scratch = draft.take(f"work.s{stage.index}.p{part}", "workspace", max(0, held - kept))
+        self._writer.add(
+            0,
+            Lane.COMPUTE,
+            op,
+            stage=stage.index,
+            part=part,
+            reads=[*visit.inputs.values(), *visit.topology, *self._shared(stage)],
+            writes=[*visit.outputs.values(), *saved, scratch],
+            work=draft.works(stage.forward, extent),
+        )
+        self._writer.release(0, scratch)
+        visit.extra += saved
+
+    def _shared(self, stage: StageWork) -> list[str]:
+        """What a stage reads that is of no part."""
+        parameters = ["parameters"] if stage.parameter_bytes else []
+        return [*parameters, *(self._moments[name] for name in stage.statistics)]
+
+    def _end_forward(self, visit: _Visit) -> None:
+        """Take of a part's outputs what is taken on the device, then let them go Home."""
+        draft, stage, part = self._draft, visit.stage, visit.part
+        for name, buffer in visit.outputs.items():
+            for statistic in draft.statistics(name):
+                self._take_moments(statistic, part, buffer)
+            if name in self._hot:
+                self._fill_hot(name, part, buffer, self._hot[name], self._hot_rows(part))
+        if self._snapshot:
+            for name in stage.gathers:
+                num_bytes = draft.extent(part).sources * draft.stored_bytes(name)
+                entry = f"{name}.p{part}.in.s{stage.index}"
+                self._home.store(
+                    entry, "saved", num_bytes, visit.inputs[name], stage=stage.index, part=part
+                )
+        self._leave(visit)
+        out = draft.workload.output
+        if out in visit.outputs:
+            grad = draft.loss(0, part, visit.outputs[out])
+            self._save(f"{out}.grad.p{part}", out, "gradients", grad, visit)
+            self._graded.add(out)
+        for name, buffer in visit.outputs.items():
+            if draft.users(name):
+                self._save(f"{name}.p{part}", name, "activations", buffer, visit)
+            else:
+                self._writer.release(0, buffer)
+
+    def _save(self, entry: str, name: str, kind: str, buffer: str, visit: _Visit) -> None:
+        """A part's own rows from the device to Home."""
+        num_bytes = self._draft.count(name, visit.part) * self._draft.stored_bytes(name)
+        self._home.store(entry, kind, num_bytes, buffer, stage=visit.stage.index, part=visit.part)
+        self._writer.release(0, buffer, lane=Lane.D2H)
+
+    def _leave(self, visit: _Visit) -> None:
+        """Give back what was brought for a visit."""
+        buffers = [*visit.inputs.values(), *visit.grads.values(), *visit.extra]
+        if buffers:
+            self._writer.release(0, *buffers)
+        visit.extra = []
+
+    def _drop(self, name: str) -> None:
+        self._home.drop(*(f"{name}.p{part}" for part in self._draft.parts))
+
+    # Statistics
+
+    def _statistic(self, stage: StageWork) -> None:
+        """The moments of all rows, of parts that were taken as they passed, or are taken now."""
+        draft, name = self._draft, f"s{stage.index}"
+        if f"{name}.parts" not in self._moments:
+            rows = stage.moments_of
+            for part in draft.parts:
+                count = draft.count(rows, part)
+                buffer = self._bring(f"{rows}.p{part}", rows, part, "activations", count)
+                self._take_moments(stage, part, buffer)
+                self._writer.release(0, buffer)
+        parts = self._moments.pop(f"{name}.parts")
+        self._moments[name] = draft.take(name, "activations", draft.moments_bytes(stage))
+        self._writer.add(
+            0,
+            Lane.COMPUTE,
+            Op.COMMIT,
+            stage=stage.index,
+            reads=[parts],
+            writes=[self._moments[name]],
+        )
+        self._writer.release(0, parts)
+
+    def _take_moments(self, stage: StageWork, part: int, buffer: str) -> None:
+        draft, name = self._draft, f"s{stage.index}.parts"
+        if name not in self._moments:
+            num_bytes = draft.layout.num_parts * draft.moments_bytes(stage)
+            self._moments[name] = draft.take(name, "activations", num_bytes)
+        rows = draft.count(stage.moments_of, part) * draft.row_bytes(stage.moments_of)
+        self._writer.add(
+            0,
+            Lane.COMPUTE,
+            Op.MOMENTS,
+            stage=stage.index,
+            part=part,
+            reads=[buffer],
+            writes=[self._moments[name]],
+            work=[Work(kind="stream", amount=2 * rows)],
+        )
+
+    # Backward
+
+    def _backward(self, stage: StageWork) -> None:
+        draft = self._draft
+        wanted = [n for n in dict.fromkeys((*stage.gathers, *stage.reads)) if draft.has_grad(n)]
+        for name in stage.statistics:
+            if f"{name}.grad" not in self._moments and self._stage_of(name).moments_of:
+                self._clear_moments_grad(name)
+        for name in wanted:
+            if name not in self._graded and not self._buckets and not self._alone(name, stage):
+                for part in draft.parts:
+                    num_bytes = draft.count(name, part) * draft.stored_bytes(name)
+                    self._home.clear(f"{name}.grad.p{part}", "gradients", num_bytes)
+        walk = self._walk()
+        visits = [self._begin_backward(stage, walk[0])]
+        for i in range(len(walk)):
+            if i + 1 < len(walk):
+                visits.append(self._begin_backward(stage, walk[i + 1]))
+            self._run_backward(visits[i], wanted)
+        self._graded.update(wanted)
+        for name in {*stage.gathers, *stage.reads}:
+            if draft.users(name)[0] is stage and self._home.has(f"{name}.p0"):
+                if name not in draft.workload.inputs:
+                    self._drop(name)
+        self._free_moments(stage)
+
+    def _stage_of(self, moments: str) -> StageWork:
+        return next(s for s in self._stages if f"s{s.index}" == moments)
+
+    def _alone(self, name: str, stage: StageWork) -> bool:
+        """Whether a tensor's gradient comes of one stage's own rows alone, and needs no adding."""
+        return self._draft.users(name) == [stage] and name not in stage.gathers
+
+    def _begin_backward(self, stage: StageWork, part: int) -> _Visit:
+        draft, visit = self._draft, _Visit(stage, part)
+        self._bring_topology(visit, backward=True)
+        for name in stage.gathers:
+            if self._snapshot:
+                entry = f"{name}.p{part}.in.s{stage.index}"
+                sources = draft.extent(part).sources
+                visit.inputs[name] = self._bring(entry, name, part, "activations", sources)
+                self._home.drop(entry)
+            else:
+                visit.inputs[name] = self._gather(name, part)
+        self._bring_reads(visit)
+        for name in stage.writes:
+            if name in self._graded:
+                visit.grads[name] = self._bring_grad(name, part)
+        return visit
+
+    def _bring_grad(self, name: str, part: int) -> str:
+        """The gradient of a part's rows; its buckets are added up first."""
+        draft, entry = self._draft, f"{name}.grad.p{part}"
+        rows = draft.count(name, part)
+        buckets = self._given.pop(entry, [])
+        if buckets:
+            num_bytes = rows * draft.stored_bytes(name)
+            self._home.clear(entry, "gradients", num_bytes)
+            for bucket in buckets:
+                source, target = self._home.read(bucket), self._home.modify(entry)
+                self._add_up(part, source, [target], name)
+                self._home.drop(bucket)
+        buffer = self._bring(entry, name, part, "gradients", rows)
+        self._home.drop(entry)
+        return buffer
+
+    def _add_up(self, part: int, source: str, targets: list[str], name: str) -> None:
+        """Add rows in host memory to those of one part or several."""
+        sizes = self._draft.sizes
+        work = Work(
+            kind="gather",
+            amount=2 * sizes[source],
+            grain=max(1, self._draft.stored_bytes(name)),
+            span=sum(sizes[target] for target in targets),
+            place="host",
+        )
+        self._writer.add(
+            0,
+            Lane.HOST,
+            Op.ACCUMULATE,
+            part=part,
+            reads=[source, *targets],
+            writes=targets,
+            work=[work],
+        )
+
+    def _run_backward(self, visit: _Visit, wanted: list[str]) -> None:
+        draft, stage, part = self._draft, visit.stage, visit.part
+        extent = draft.extent(part)
+        self._compute(visit, Op.RECOMPUTE)
+        self._add_moments_grads(visit)
+        grads = {}
+        for name in wanted:
+            rows = extent.sources if name in stage.gathers else draft.count(name, part)
+            suffix = ".in" if name in stage.gathers else ""
+            grads[name] = draft.take(
+                f"{name}.grad.p{part}{suffix}", "gradients", rows * draft.row_bytes(name)
+            )
+        moments = [self._moments[f"{n}.grad"] for n in stage.statistics]
+        scratch = draft.take(
+            f"work.s{stage.index}.p{part}.back", "workspace", stage.backward_held.at(extent)
+        )
+        gradients = ["gradients"] if stage.parameter_bytes else []
+        self._writer.add(
+            0,
+            Lane.COMPUTE,
+            Op.BACKWARD,
+            stage=stage.index,
+            part=part,
+            reads=[
+                *visit.inputs.values(), *visit.outputs.values(), *visit.grads.values(),
+                *visit.extra, *visit.topology, *self._shared(stage), *gradients, *moments,
+            ],
+            writes=[*grads.values(), *gradients, *moments, scratch],
+            work=draft.works(stage.backward, extent, backward=True),
+        )  # fmt: skip
+        self._writer.release(0, scratch, *visit.outputs.values())
+        self._leave(visit)
+        for name, buffer in grads.items():
+            self._give(visit, name, buffer)
+
+    def _give(self, visit: _Visit, name: str, buffer: str) -> None:
+        """What a part gives to the gradients of rows that it read goes to those rows' owners."""
+        draft, stage, part = self._draft, visit.stage, visit.part
+        if self._alone(name, stage):
+            self._save(f"{name}.grad.p{part}", name, "gradients", buffer, visit)
+            return
+        shape, row_bytes = draft.layout.parts[part], draft.stored_bytes(name)
+        owners = {part: draft.count(name, part)}
+        if name in stage.gathers:
+            owners |= {q: n for q, n in enumerate(shape.halo_of) if n and q != part}
+        if self._buckets:
+            for q, rows in owners.items():
+                bucket = f"{name}.grad.p{q}.of.p{part}.s{stage.index}"
+                self._home.store(
+                    bucket, "gradients", rows * row_bytes, buffer, stage=stage.index, part=part
+                )
+                self._given[f"{name}.grad.p{q}"].append(bucket)
+        elif self._piecewise:
+            for q, rows in owners.items():
+                staging = self._stage_out(visit, name, buffer, rows * row_bytes)
+                target = self._home.modify(f"{name}.grad.p{q}")
+                self._add_up(part, staging, [target], name)
+        else:
+            staging = self._stage_out(visit, name, buffer, sum(owners.values()) * row_bytes)
+            targets = [self._home.modify(f"{name}.grad.p{q}") for q in owners]
+            self._add_up(part, staging, targets, name)
+        self._writer.release(0, buffer, lane=Lane.D2H)
+
+    def _stage_out(self, visit: _Visit, name: str, buffer: str, num_bytes: int) -> str:
+        draft, part = self._draft, visit.part
+        if len(self._staging) == IN_FLIGHT:
+            self._writer.release(0, self._staging.popleft(), lane=Lane.HOST)
+        staging = draft.take(
+            f"{name}.grad.of.p{part}@host", "staging", num_bytes, tier="host", lane=Lane.D2H
+        )
+        self._staging.append(staging)
+        work = Work(kind="move", amount=num_bytes, place=draft.link("d2h"))
+        self._copy(Lane.D2H, part, [buffer], staging, work)
+        return staging
+
+    # Gradients of statistics
+
+    def _clear_moments_grad(self, name: str) -> None:
+        num_bytes = self._draft.moments_bytes(self._stage_of(name))
+        grad = self._draft.take(f"{name}.grad", "gradients", num_bytes)
+        self._moments[f"{name}.grad"] = grad
+        self._writer.add(0, Lane.COMPUTE, Op.ZERO, writes=[grad])
+
+    def _add_moments_grads(self, visit: _Visit) -> None:
+        """What a part's outputs gave to moments comes back to their gradients."""
+        draft, part = self._draft, visit.part
+        for name, buffer in visit.outputs.items():
+            for statistic in draft.statistics(name):
+                grad, rows = visit.grads[name], draft.count(name, part) * draft.row_bytes(name)
+                moments = [self._moments[f"s{statistic.index}{end}"] for end in ("", ".grad")]
+                self._writer.add(
+                    0,
+                    Lane.COMPUTE,
+                    Op.ACCUMULATE,
+                    stage=statistic.index,
+                    part=part,
+                    reads=[buffer, *moments, grad],
+                    writes=[grad],
+                    work=[Work(kind="stream", amount=3 * rows)],
+                )
+
+    def _free_moments(self, stage: StageWork) -> None:
+        """Moments that no backward needs any more: those of a stage's outputs, or of inputs."""
+        inputs = self._draft.workload.inputs
+        done = [s for name in stage.writes for s in self._draft.statistics(name)]
+        if stage.moments_of in inputs:
+            done.append(stage)
+        for statistic in done:
+            for name in (f"s{statistic.index}", f"s{statistic.index}.grad"):
+                if name in self._moments:
+                    self._writer.release(0, self._moments.pop(name))
