@@ -27,13 +27,45 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """How a kernel cuts a block into tasks: one every ``units`` row ends and edges, ``most`` at
+    most; of the rows of sources (the transposed block) when ``of`` is "sources"."""
+
+    units: int
+    most: int
+    of: str = "rows"
+
+    def count(self, extent: Extent) -> int:
+        rows = extent.rows if self.of == "rows" else extent.sources
+        return min(self.most, max(1, -(-(rows + extent.edges) // self.units)))
+
+
+# The work arrays of the CPU's kernels: cpu_tasks.even_tasks, attention's cpu_rows.num_tasks.
+TASKS = {
+    "sums": Cut(8192, 1024),
+    "sums_t": Cut(8192, 1024, "sources"),
+    "attention": Cut(2048, 256),
+    "attention_t": Cut(2048, 256, "sources"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """So many bytes for each task of a kind (of ``TASKS``)."""
+
+    kind: str
+    per_task: float
+
+
+@dataclass(frozen=True, slots=True)
 class Size:
-    """Bytes or operations: fixed + per_row P + per_source S + per_edge E."""
+    """Bytes or operations: fixed + per_row P + per_source S + per_edge E, and those of tasks."""
 
     fixed: float = 0.0
     per_row: float = 0.0
     per_source: float = 0.0
     per_edge: float = 0.0
+    tasks: tuple[Tasks, ...] = ()
 
     def at(self, extent: Extent) -> int:
         return round(
@@ -41,15 +73,27 @@ class Size:
             + self.per_row * extent.rows
             + self.per_source * extent.sources
             + self.per_edge * extent.edges
+            + sum(task.per_task * TASKS[task.kind].count(extent) for task in self.tasks)
         )
 
     def __add__(self, other: Size) -> Size:
+        each: dict[str, float] = {}
+        for task in (*self.tasks, *other.tasks):
+            each[task.kind] = each.get(task.kind, 0.0) + task.per_task
         return Size(
             self.fixed + other.fixed,
             self.per_row + other.per_row,
             self.per_source + other.per_source,
             self.per_edge + other.per_edge,
+            tuple(Tasks(kind, number) for kind, number in sorted(each.items()) if number),
         )
+
+    def __neg__(self) -> Size:
+        tasks = tuple(Tasks(task.kind, -task.per_task) for task in self.tasks)
+        return Size(-self.fixed, -self.per_row, -self.per_source, -self.per_edge, tasks)
+
+    def __sub__(self, other: Size) -> Size:
+        return self + -other
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +175,17 @@ class StageWork:
     statistics: tuple[str, ...] = ()  # moments that it reads, of this stage or earlier ones
 
 
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """What stays with a block beyond its CSR once forward, and then backward, has run: out-edges,
+    edges without loops, degrees, tasks. ``loops``: of a graph that has edges from a row to itself.
+    """
+
+    forward: Size = Size()
+    backward: Size = Size()
+    loops: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A model's stages and what stands around them; without torch, and JSON both ways.
@@ -151,6 +206,7 @@ class Workload:
     step_held: int
     parameter_bytes: int
     optimizer_bytes: int
+    topology: Topology = Topology()
 
     def row_kind(self, name: str) -> RowKind:
         return next(rows for rows in self.rows if rows.name == name)
