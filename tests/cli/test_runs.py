@@ -275,6 +275,33 @@ def test_resume_goes_on_as_if_it_had_never_stopped(cli, train, tmp_path):
     assert finished["losses"] == resumed["losses"]
 
 
+@pytest.mark.parametrize("width", [None, 3])
+def test_edge_features_to_attend_to_must_be_there(cli, tmp_path, width):
+    """Of a width that no layer would meet, or none at all: the option would be ignored."""
+    made = sbm(60, 3, degree=4, num_features=4, seed=1)
+    attr = None if width is None else Table.from_array(np.ones((made.num_edges, width), np.float32))
+    replace(made, edge_attr=attr).save(tmp_path / "g")
+    given = ("train", tmp_path / "g", "-m", "gat", "--edge-dim")
+    refused = cli(*given, 2, "--out", tmp_path / "r", *FEW)
+    assert refused.code == 2
+    had = "no edge features" if width is None else "3 edge features"
+    assert f"edge_dim=2, and the graph has {had}" in refused.err
+    assert not (tmp_path / "r").exists()
+    if width is not None:
+        assert cli(*given, width, "--out", tmp_path / "r", *FEW).code == 0
+
+
+def test_resume_says_when_nothing_is_left_to_do(cli, train, tmp_path, caplog):
+    train("--epochs", 3)
+    assert cli("resume", tmp_path / "run1", "--epochs", 4).code == 0
+    assert "nothing to do" not in caplog.text
+    cli("resume", tmp_path / "run1", "--json")
+    assert "finished, after 4 epochs; a larger total goes on" in caplog.text
+    train("--epochs", 50, "--patience", 1)
+    cli("resume", tmp_path / "run2", "--json")
+    assert "its patience was at an end" in caplog.text
+
+
 def test_resume_finds_a_graph_that_has_moved(cli, graph, tmp_path):
     shutil.copytree(graph, tmp_path / "a")
     cli("train", tmp_path / "a", "-m", "gcn", "--out", tmp_path / "r", *FEW)

@@ -45,6 +45,13 @@ def test_no_training_split_lists_what_there_is_and_how_to_make_one():
         choose_splits(graph(splits={"train": [9, 19]}), None, 0)
 
 
+def test_a_graph_without_labels_is_told_where_labels_come_from():
+    for split in (None, "random:0.6/0.2/0.2", {"train": [0]}):
+        with pytest.raises(ConfigError, match="no labels y to train on") as error:
+            choose_splits(from_edges([0], [1], 2, splits={"train": np.array([0])}), split, 0)
+        assert "--node-label" in str(error.value)
+
+
 def test_random_splits_are_seeded_disjoint_and_labelled():
     g = graph()
     first = choose_splits(g, "random:0.5/0.25/0.25", 1)

@@ -104,6 +104,7 @@ def resident(graph: Graph, model: nn.Module, options: Options) -> Resident:
 
     Raises ConfigError and PlanError.
     """
+    _check_edge_dim(model, graph)
     features = choose_features(graph, options.features)
     embedding = None
     if features.kind == "embedding":
@@ -130,6 +131,24 @@ def resident(graph: Graph, model: nn.Module, options: Options) -> Resident:
         if getattr(graph, name) is not None and name not in made.programs[False].needs:
             _log.warning("the model does not read the graph's %s", name)
     return made
+
+
+def _check_edge_dim(model: nn.Module, graph: Graph) -> None:
+    """Raise when a ready model was to attend to edge features of another width, or to none.
+
+    PyG's own layers run without edge_attr whatever their edge_dim: there the caller decides.
+    """
+    wanted = model.edge_dim if isinstance(model, zoo.GAT) else None
+    width = 0 if graph.edge_attr is None else graph.edge_attr.width
+    if wanted is not None and wanted != width:
+        had = f"{width} edge features" if width else "no edge features"
+        raise ConfigError(
+            f"edge_dim={wanted}, and the graph has {had}",
+            hint=f"edge_dim={width} (--edge-dim {width}), or none"
+            if width
+            else "no edge_dim (--edge-dim); ingest keeps columns of edges by "
+            "edge_features=NAMES (--edge-features)",
+        )
 
 
 def _dtype(model: nn.Module, name: str | None) -> torch.dtype:

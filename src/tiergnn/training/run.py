@@ -60,6 +60,12 @@ class Run:
         self.finished = progress.finished
         self.peak_bytes = held.peak_bytes
 
+    def __repr__(self) -> str:
+        best = self.metrics.get("test") or self.metrics.get("val") or {}
+        told = "".join(f", {k}={v:.4g}" for k, v in best.items() if v is not None)
+        where = "" if self.path is None else f", path={str(self.path)!r}"
+        return f"Run(epochs={len(self.history)}, best_epoch={self.best_epoch}{where}{told})"
+
     @property
     def losses(self) -> list[float]:
         """The training loss of every epoch."""
@@ -213,6 +219,11 @@ def restart(
             folder.rewrite({**record, "options": {**record["options"], "epochs": options.epochs}})
         if trainer.progress.finished == "epochs" and options.epochs > done:
             trainer.progress.finished = None
+        elif trainer.progress.finished:
+            way = "a larger total goes on: epochs=N (--epochs)"
+            if trainer.progress.finished == "patience":
+                way = "its patience was at an end"
+            _log.warning("nothing to do: the run is finished, after %d epochs; %s", done, way)
         return _finish(trainer, graph, options, progress)
 
 
@@ -305,7 +316,8 @@ def _recorded_graph(record: Mapping[str, Any], graph: Any, *, must_match: bool) 
     if graph is None and kept["path"] is None:
         raise ConfigError(
             "this run was trained on a graph in memory, which a folder cannot keep",
-            hint="give it again: graph=... (or graph.save(DIR) first and train on DIR)",
+            hint="give it again in Python: tg.resume(RUN, graph=...), likewise evaluate and "
+            "predict; or graph.save(DIR) first and train on DIR",
         )
     found = as_graph(kept["path"] if graph is None else graph)
     if must_match or graph is None:
@@ -330,7 +342,8 @@ def _recorded_model(
         if kept["ready"] is None:
             raise ConfigError(
                 "this run trained a model of your own, which a folder cannot keep",
-                hint="build it again and give it: model=...",
+                hint="build it again and give it in Python: tg.resume(RUN, model=...), "
+                "likewise evaluate and predict",
             )
         return build(kept["ready"], options.seed)
     return model

@@ -17,7 +17,7 @@ _ALIASES = {
     "val": ("val", "valid", "validation"),
     "test": ("test",),
 }
-_MAKE = 'split="random:0.6/0.2/0.2" or "planetoid:20/500/1000" makes one'
+_MAKE = "split='random:0.6/0.2/0.2' (--split) or 'planetoid:20/500/1000' makes one"
 
 
 def labelled(graph: Graph) -> np.ndarray:
@@ -33,8 +33,14 @@ def choose_splits(graph: Graph, split: Any, seed: int) -> dict[str, np.ndarray]:
     """Node ids, int64 and ascending, of "train" and, where there are such, "val" and "test".
 
     split is what ``api.train`` takes. Raises ConfigError when there is no training split, listing
-    the stored ones, and GraphError when given ids do not fit the graph.
+    the stored ones, or no label, and GraphError when given ids do not fit the graph.
     """
+    if graph.y is None:
+        raise ConfigError(
+            "the graph has no labels y to train on",
+            hint="a Data with y; or ingest with labels=FILE (--labels), "
+            "or with nodes=FILE, node_label=COLUMN (--nodes, --node-label)",
+        )
     if isinstance(split, Mapping):
         chosen = _given(split, graph.num_nodes)
     elif isinstance(split, str) and ":" in split:
@@ -94,8 +100,6 @@ def _made(graph: Graph, spec: str, seed: int) -> dict[str, np.ndarray]:
         raise ConfigError(
             f"{spec!r} is not a split", hint="random:0.6/0.2/0.2 or planetoid:20/500/1000"
         )
-    if graph.y is None:
-        raise ConfigError("a split is made of labelled nodes, and the graph has no labels")
     ids = np.flatnonzero(labelled(graph))
     # Raw words of a counter-based generator: the same on every machine and NumPy version.
     words = np.random.Philox(key=seed).random_raw(ids.size)
