@@ -61,6 +61,18 @@ def test_info_tells_of_names(cli, tmp_path):
     assert cli("info", tmp_path / "g", "--json").json["node_ids"] == "strings"
 
 
+def test_info_tells_what_was_noted_at_ingest(cli, tmp_path, caplog):
+    (tmp_path / "e.csv").write_text("a,b,since\n0,1,7\n1,2,8\n")
+    (tmp_path / "n.csv").write_text("id,kind\n0,red\n1,blue\n2,red\n")
+    options = ("--nodes", tmp_path / "n.csv", "--node-label", "kind", "--out", tmp_path / "g")
+    assert cli("ingest", tmp_path / "e.csv", *options).code == 0
+    assert "classes 0..1 are called blue, red" in caplog.text
+    info = cli("info", tmp_path / "g").out
+    assert "not read: since" in info
+    assert "classes 0..1 are called blue, red" in info
+    assert len(cli("info", tmp_path / "g", "--json").json["notes"]) == 3
+
+
 def test_info_verify_sees_a_flipped_byte_and_no_verify_does_not_look(cli, tmp_path):
     cli("generate", "path", "--nodes", 50, "--out", tmp_path / "g")
     file = next((tmp_path / "g").glob("col*"))

@@ -129,6 +129,7 @@ class TestFilesOfTheirOwn:
         assert np.isnan(got.x.data[4, 1])
         notes = json.loads((got.path / "manifest.json").read_text())["source"]["notes"]
         assert any("x.npy[4], column 1: the feature is nan" in note for note in notes)
+        assert "x.npy[4], column 1: the feature is nan" in caplog.text
 
     @pytest.mark.parametrize(
         ("rows", "problem"),
@@ -279,7 +280,7 @@ class TestTableOfNodes:
         )
         assert got.y.tolist() == [0, 1, -1, 1]
 
-    def test_classes_by_name(self, tmp_path):
+    def test_classes_by_name(self, tmp_path, caplog):
         (tmp_path / "g.csv").write_text("src,dst\n0,1\n2,1\n")
         (tmp_path / "nodes.csv").write_text("id,class\n2,cat\n0,dog\n1,\n3,cat\n")
         got = ingest(tmp_path / "g.csv", tmp_path / "g", nodes=tmp_path / "nodes.csv")
@@ -287,6 +288,7 @@ class TestTableOfNodes:
         assert got.num_nodes == 4
         notes = json.loads((got.path / "manifest.json").read_text())["source"]["notes"]
         assert any("classes 0..1 are called cat, dog" in note for note in notes)
+        assert "classes 0..1 are called cat, dog" in caplog.text
 
     def test_columns_by_name(self, tmp_path):
         (tmp_path / "g.csv").write_text("src,dst\n0,1\n")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _TOPOLOGY = ("rowptr", "col")
 _SHOWN_CLASSES = 12
+_SHOWN = 300  # characters of a note
 
 
 def info(
@@ -46,14 +47,19 @@ def info(
 
     opened = Graph.open(graph, verify=verify)
     summary = Summary.of(opened)
+    notes = _notes(graph)
     partitions = {name: Partition.open(opened, name) for name in list_partitions(opened)}
     facts = {
         "graph": graph,
         **asdict(summary),
         "num_bytes": summary.num_bytes,
+        "notes": notes,
         "partitions": {name: made.to_json() for name, made in partitions.items()},
     }
     told = f"graph           {graph}\n{describe(summary)}"
+    if notes:
+        cut = [note if len(note) <= _SHOWN else f"{note[:_SHOWN]} ..." for note in notes]
+        told += "\n\nnoted at ingest:\n  " + "\n  ".join(cut)
     if partitions:
         told += f"\n\n{_partitions(partitions)}"
     Output(json=json).result(facts, told)
@@ -104,6 +110,15 @@ def describe(summary: Summary) -> str:
         )
     )
     return "\n\n".join(parts)
+
+
+def _notes(graph: Path) -> list[str]:
+    """What ingest kept of its messages: files and columns not read, the names of classes."""
+    from tiergnn.graph.folder import read_manifest
+
+    source = read_manifest(graph).get("source")
+    notes = source.get("notes") if isinstance(source, dict) else None
+    return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
 def _partitions(partitions: Mapping[str, Partition]) -> str:

@@ -36,6 +36,7 @@ from tiergnn.graph.table import STORED
 from tiergnn.graph.workspace import Workspace
 
 _COPY_BYTES = 2**22
+_SHOWN = 300  # characters of a note
 log = logging.getLogger("tiergnn")
 
 
@@ -64,8 +65,7 @@ class Pipeline:
         nodes = open_nodes(options, workspace.path) if options.nodes else None
         self._refuse_mixes(source, nodes)
         source.notes += nodes.notes if nodes else []
-        for note in source.notes:
-            log.warning("%s", note)
+        told = _say(source.notes)
         num_nodes, reader, collector = self._read(source, nodes)
         seen = collector.seen
         to = Target(
@@ -80,6 +80,7 @@ class Pipeline:
         self._write_edges(writer, assembly, reader, seen)
         if source.x is not None:
             write_features(source.x, source.x_scale, options.feature_dtype, to)
+        _say(source.notes[told:])
         writer.commit(
             num_nodes=num_nodes,
             num_edges=assembly.num_edges,
@@ -341,6 +342,13 @@ def _copy(
         values = read_raw(path, dtype, start, min(start + step, size))
         stream.append(values.astype(to or dtype, copy=False))
         copied(values.size)
+
+
+def _say(notes: list[str]) -> int:
+    """Tell what was noted, a long list cut short; the manifest has all of it. Their number."""
+    for note in notes:
+        log.warning("%s", note if len(note) <= _SHOWN else f"{note[:_SHOWN]} ...")
+    return len(notes)
 
 
 def _count(source: Source, options: Options) -> tuple[int | None, str]:

@@ -56,7 +56,9 @@ def sniff(path: Path) -> str:
         raise StoreError("there is no such file or folder", culprit=str(path))
     if (path / "manifest.json").exists():
         raise ConfigError(
-            "this is a graph folder already", culprit=str(path), hint="Graph.open(path)"
+            "this is a graph folder already",
+            culprit=str(path),
+            hint="Graph.open(PATH), or `tiergnn info PATH`",
         )
     for name, format in FORMATS.items():
         if format.sniff(path):

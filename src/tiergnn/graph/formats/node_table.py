@@ -63,7 +63,8 @@ class NodeTable:
             for c, name in enumerate(table.columns)
             if c not in taken and c not in self._features
         ]
-        self.notes = [f"{table.path}: not read: {', '.join(unread)}"] if unread else []
+        way = "" if self._label is not None else " (node_label=NAME, --node-label, takes classes)"
+        self.notes = [f"{table.path}: not read: {', '.join(unread)}{way}"] if unread else []
         self.width = rows.width if rows is not None else len(self._features)
         if rows is not None:
             self.dtype, self.logical = rows.dtype, rows.logical

@@ -118,7 +118,8 @@ class TableEdges:
             self._refuse_unnamed(unread)
         if unread:
             notes.append(
-                f"{table.path}: not read: {', '.join(unread)} (edge_features=... keeps columns)"
+                f"{table.path}: not read: {', '.join(unread)} "
+                "(edge_features=NAMES, --edge-features, keeps columns)"
             )
 
     def _find_weight(self, options: Options) -> int | None:
