@@ -190,6 +190,7 @@ def _inside(function, where):
         (lambda net, x, e: x.max(0), "something else than one tensor"),
         (lambda net, x, e: x.sort(dim=0).values, "a row comes out otherwise"),
         (lambda net, x, e, batch: x, "needs batch, which is nothing of a graph"),
+        (lambda net, x, e, edge_type: x, "a column of edge_attr"),
         (lambda net, x, e, edge_attr: x, "needs edge_attr, which the graph does not have"),
         (lambda net, graph: net.conv(graph.x, graph.edge_index) + graph.pos, "no 'pos'"),
         (lambda net, x, e: net.nothing(x), "no attribute 'nothing'"),

@@ -102,7 +102,7 @@ REFUSED = {
         "reads more than a node's in-edges",
     ),
     "maximum": (lambda: pyg.GCNConv(WIDTH, 4, aggr="max"), "with aggr='max' gives other rows"),
-    "batch norm inside": (lambda: pyg.CGConv(WIDTH, batch_norm=True), "reads more than a node's"),
+    "batch norm inside": (lambda: pyg.CGConv(WIDTH, batch_norm=True), "as its BatchNorm"),
     "backwards": (lambda: pyg.GraphConv(WIDTH, 4, flow="target_to_source"), "flow backwards"),
     "backwards gcn": (lambda: pyg.GCNConv(WIDTH, 4, flow="target_to_source"), "with flow="),
     "hooked": (hooked, "GCNConv with forward hooks"),

@@ -87,9 +87,9 @@ def from_pyg(
         else:
             raise GraphError(f"the values of {edges.name} and other edge values are both given")
     if fields:
-        warnings.warn(
-            f"a Graph has no place for {', '.join(fields)}: left out", UserWarning, stacklevel=3
-        )
+        way = "; edge_attr=edge_type[:, None].to(torch.uint8) takes types of edges"
+        left_out = f"{', '.join(fields)}: left out{way if 'edge_type' in fields else ''}"
+        warnings.warn(f"a Graph has no place for {left_out}", UserWarning, stacklevel=3)
     return from_edges(
         edges.ends[0],
         edges.ends[1],

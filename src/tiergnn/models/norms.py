@@ -31,6 +31,16 @@ def is_norm(m: nn.Module) -> bool:
     return home and type(m).__name__ in _PYG | _REFUSED
 
 
+def reading_more(layer: nn.Module) -> str:
+    """What a layer that gives other rows on a part of the graph reads, as far as one can see."""
+    inside = sorted({type(m).__name__ for m in layer.modules() if m is not layer and is_norm(m)})
+    held = f", as its {' and '.join(inside)} may take" if inside else ""
+    return (
+        "it reads more than a node's in-edges "
+        f"(degrees of the sources, several hops, statistics over all nodes{held})"
+    )
+
+
 def normalize(
     tracer: ModelTracer, m: Any, x: Any, batch: Any = None, batch_size: Any = None
 ) -> Any:

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key, dropout
 from tiergnn.models import functional as ops
+from tiergnn.models import norms
 from tiergnn.models.layers import AGGREGATIONS, LAYERS
 from tiergnn.models.operation import kept, operation
 from tiergnn.models.options import unlike_ours
@@ -295,10 +296,7 @@ def _try(
                 return f"keeps {', '.join(names)} from one call to the next (cached=True?)"
             if _same(alone, whole) and _same(alone, parts):
                 return _Trial(pairs, drops)
-            problem = (
-                "gives other rows on a part of the graph: it reads more than a node's in-edges "
-                "(degrees of the sources, several hops, statistics over all nodes)"
-            )
+            problem = f"gives other rows on a part of the graph: {norms.reading_more(layer)}"
     return problem
 
 

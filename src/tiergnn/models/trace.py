@@ -127,9 +127,15 @@ def _arguments(
             given[parameter] = edges[role]
         elif parameter in required:
             lacking = "which the graph does not have" if role else "which is nothing of a graph"
+            way = f"{parameter}=None in forward"
+            if parameter == "edge_type":
+                way = (
+                    "types of edges as a column of edge_attr: edge_type[:, None].to(torch.uint8) "
+                    "in the graph, edge_attr[:, 0].long() in forward"
+                )
             raise ConfigError(
                 f"{name}.forward needs {parameter}, {lacking}",
-                hint=f"{parameter}=None in forward; it gets x, edge_index, edge_weight, edge_attr, "
+                hint=f"{way}; it gets x, edge_index, edge_weight, edge_attr, "
                 "or one data with all of them",
             )
     return given
