@@ -47,7 +47,7 @@ def _root(
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Train graph neural networks on graphs that do not fit: planned first, exact always.
+    """Train graph neural networks on all of a graph at every step, with the same bits every time.
 
     Start with: tiergnn demo
 
