@@ -1,6 +1,6 @@
 """Knobs: what of a strategy can be chosen, in one frozen value that all strategies share.
 
-A strategy reads the knobs that concern it (``known.READS``) and refuses any other that is set.
+A strategy reads the knobs that concern it (its ``USES``) and refuses any other that is set.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from tiergnn.errors import ConfigError, unknown
-from tiergnn.workload import DTYPE_BYTES
 
+_STORAGE = ("float64", "float32", "float16", "bfloat16")
 _CHOICES = {
     "tier": ("host", "disk"),
     "topology": ("device", "host"),
@@ -25,9 +25,10 @@ class Knobs:
     ``recompute`` names stages whose forward is run again in backward instead of keeping what it
     leaves. ``storage`` is the dtype of rows in host memory, on disk and between ranks (None: as
     computed). ``tier`` is where rows of parts or slices lie; "disk" with what of host memory is
-    left as its cache; ``topology`` is where the edges lie. ``gradients`` "whole" adds to the rows of all parts at once, "buckets" writes
-    what each part gives to each other part and adds when its turn comes. ``hot_frac`` of all rows
-    stay on the device, the most read first. ``slices`` cut columns.
+    left as its cache; ``topology`` is where the edges lie. ``gradients`` "whole" adds to the rows
+    of all parts at once, "buckets" writes what each part gives to each other part and adds when
+    its turn comes. ``hot_frac`` of all rows stay on the device, the most read first. ``slices``
+    cut columns.
 
     The caches of ``leo`` are fractions of all rows of the graph, a rank (at most what it reads of
     others). ``asynchronous`` refreshes them beside other work, ``pipeline`` reads the classes of
@@ -63,8 +64,8 @@ class Knobs:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
-        if self.storage is not None and self.storage not in DTYPE_BYTES:
-            raise unknown("storage", self.storage, DTYPE_BYTES)
+        if self.storage is not None and self.storage not in _STORAGE:
+            raise unknown("storage", self.storage, _STORAGE)
         if any(stage < 0 for stage in self.recompute):
             raise ConfigError(f"stages are counted from 0, had {self.recompute}")
 

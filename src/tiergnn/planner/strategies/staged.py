@@ -9,16 +9,17 @@ Legend: P rows of one part, S source rows it reads, E edges.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.home import Home
+from tiergnn.planner.strategies.moments import Moments
+from tiergnn.planner.strategies.passing import Passing, ahead
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.workload import StageWork
-
-IN_FLIGHT = 2  # buffers of host memory that wait for the host to add them up
 
 
 @dataclass(slots=True)
@@ -55,8 +56,8 @@ class Staged:
         self._hot: dict[str, str] = {}
         self._given: dict[str, list[str]] = defaultdict(list)  # gradient entry -> its buckets
         self._graded: set[str] = set()
-        self._moments: dict[str, str] = {}  # moments, their parts, their gradients -> buffer
-        self._staging: deque[str] = deque()
+        self._moments = Moments(draft)
+        self._staging = Passing(draft, lane=Lane.HOST)
 
     def write(self) -> None:
         draft = self._draft
@@ -79,8 +80,7 @@ class Staged:
         for stage in reversed(self._stages):
             if self._graded.intersection(stage.writes):
                 self._backward(stage)
-        while self._staging:
-            self._writer.release(0, self._staging.popleft(), lane=Lane.HOST)
+        self._staging.close()
         self._home.close()
         if self._hot:
             self._writer.release(0, *self._hot.values())
@@ -197,19 +197,15 @@ class Staged:
             self._statistic(stage)
         for name in stage.writes:
             self._heat(name)
-        walk = self._walk()
-        visits = [self._begin(stage, walk[0])]
-        for i in range(len(walk)):
-            if i + 1 < len(walk):
-                visits.append(self._begin(stage, walk[i + 1]))
-            self._compute(visits[i], Op.FORWARD)
-            self._end_forward(visits[i])
-        for name in {*stage.gathers, *stage.reads}:
+        for visit in ahead(self._walk(), partial(self._begin, stage)):
+            self._compute(visit, Op.FORWARD)
+            self._end_forward(visit)
+        for name in dict.fromkeys((*stage.gathers, *stage.reads)):
             if self._snapshot and draft.users(name)[-1] is stage and self._only_gathered(name):
                 self._drop(name)
 
     def _only_gathered(self, name: str) -> bool:
-        """Whether every stage that reads a tensor gathers it: its snapshots then do for backward."""
+        """Whether every reader gathers a tensor: its snapshots then do for backward."""
         return all(name in stage.gathers for stage in self._draft.users(name))
 
     def _begin(self, stage: StageWork, part: int) -> _Visit:
@@ -230,7 +226,7 @@ class Staged:
                 )
 
     def _compute(self, visit: _Visit, op: Op) -> None:
-        """Run a stage's forward on a part, into new buffers; RECOMPUTE keeps what backward needs."""
+        """Run a stage's forward on a part; RECOMPUTE keeps what its backward needs."""
         draft, stage, part = self._draft, visit.stage, visit.part
         extent = draft.extent(part)
         for name in stage.gathers:
@@ -262,14 +258,14 @@ class Staged:
     def _shared(self, stage: StageWork) -> list[str]:
         """What a stage reads that is of no part."""
         parameters = ["parameters"] if stage.parameter_bytes else []
-        return [*parameters, *(self._moments[name] for name in stage.statistics)]
+        return [*parameters, *self._moments.of(stage)]
 
     def _end_forward(self, visit: _Visit) -> None:
         """Take of a part's outputs what is taken on the device, then let them go Home."""
         draft, stage, part = self._draft, visit.stage, visit.part
         for name, buffer in visit.outputs.items():
             for statistic in draft.statistics(name):
-                self._take_moments(statistic, part, buffer)
+                self._moments.take(statistic, part, buffer)
             if name in self._hot:
                 self._fill_hot(name, part, buffer, self._hot[name], self._hot_rows(part))
         if self._snapshot:
@@ -307,75 +303,36 @@ class Staged:
     def _drop(self, name: str) -> None:
         self._home.drop(*(f"{name}.p{part}" for part in self._draft.parts))
 
-    # Statistics
-
     def _statistic(self, stage: StageWork) -> None:
         """The moments of all rows, of parts that were taken as they passed, or are taken now."""
-        draft, name = self._draft, f"s{stage.index}"
-        if f"{name}.parts" not in self._moments:
-            rows = stage.moments_of
+        draft, rows = self._draft, stage.moments_of
+        if not self._moments.taken(stage):
             for part in draft.parts:
                 count = draft.count(rows, part)
                 buffer = self._bring(f"{rows}.p{part}", rows, part, "activations", count)
-                self._take_moments(stage, part, buffer)
+                self._moments.take(stage, part, buffer)
                 self._writer.release(0, buffer)
-        parts = self._moments.pop(f"{name}.parts")
-        self._moments[name] = draft.take(name, "activations", draft.moments_bytes(stage))
-        self._writer.add(
-            0,
-            Lane.COMPUTE,
-            Op.COMMIT,
-            stage=stage.index,
-            reads=[parts],
-            writes=[self._moments[name]],
-        )
-        self._writer.release(0, parts)
-
-    def _take_moments(self, stage: StageWork, part: int, buffer: str) -> None:
-        draft, name = self._draft, f"s{stage.index}.parts"
-        if name not in self._moments:
-            num_bytes = draft.layout.num_parts * draft.moments_bytes(stage)
-            self._moments[name] = draft.take(name, "activations", num_bytes)
-        rows = draft.count(stage.moments_of, part) * draft.row_bytes(stage.moments_of)
-        self._writer.add(
-            0,
-            Lane.COMPUTE,
-            Op.MOMENTS,
-            stage=stage.index,
-            part=part,
-            reads=[buffer],
-            writes=[self._moments[name]],
-            work=[Work(kind="stream", amount=2 * rows)],
-        )
+        self._moments.commit(stage)
 
     # Backward
 
     def _backward(self, stage: StageWork) -> None:
         draft = self._draft
         wanted = [n for n in dict.fromkeys((*stage.gathers, *stage.reads)) if draft.has_grad(n)]
-        for name in stage.statistics:
-            if f"{name}.grad" not in self._moments and self._stage_of(name).moments_of:
-                self._clear_moments_grad(name)
+        self._moments.clear_grads(stage)
         for name in wanted:
             if name not in self._graded and not self._buckets and not self._alone(name, stage):
                 for part in draft.parts:
                     num_bytes = draft.count(name, part) * draft.stored_bytes(name)
                     self._home.clear(f"{name}.grad.p{part}", "gradients", num_bytes)
-        walk = self._walk()
-        visits = [self._begin_backward(stage, walk[0])]
-        for i in range(len(walk)):
-            if i + 1 < len(walk):
-                visits.append(self._begin_backward(stage, walk[i + 1]))
-            self._run_backward(visits[i], wanted)
+        for visit in ahead(self._walk(), partial(self._begin_backward, stage)):
+            self._run_backward(visit, wanted)
         self._graded.update(wanted)
-        for name in {*stage.gathers, *stage.reads}:
-            if draft.users(name)[0] is stage and self._home.has(f"{name}.p0"):
-                if name not in draft.workload.inputs:
-                    self._drop(name)
-        self._free_moments(stage)
-
-    def _stage_of(self, moments: str) -> StageWork:
-        return next(s for s in self._stages if f"s{s.index}" == moments)
+        for name in dict.fromkeys((*stage.gathers, *stage.reads)):
+            given = name in draft.workload.inputs
+            if not given and draft.users(name)[0] is stage and self._home.has(f"{name}.p0"):
+                self._drop(name)
+        self._moments.free(stage)
 
     def _alone(self, name: str, stage: StageWork) -> bool:
         """Whether a tensor's gradient comes of one stage's own rows alone, and needs no adding."""
@@ -438,7 +395,9 @@ class Staged:
         draft, stage, part = self._draft, visit.stage, visit.part
         extent = draft.extent(part)
         self._compute(visit, Op.RECOMPUTE)
-        self._add_moments_grads(visit)
+        for name, buffer in visit.outputs.items():
+            if name in visit.grads:
+                self._moments.give_back(name, part, buffer, visit.grads[name])
         grads = {}
         for name in wanted:
             rows = extent.sources if name in stage.gathers else draft.count(name, part)
@@ -446,7 +405,7 @@ class Staged:
             grads[name] = draft.take(
                 f"{name}.grad.p{part}{suffix}", "gradients", rows * draft.row_bytes(name)
             )
-        moments = [self._moments[f"{n}.grad"] for n in stage.statistics]
+        moments = self._moments.grads_of(stage)
         scratch = draft.take(
             f"work.s{stage.index}.p{part}.back", "workspace", stage.backward_held.at(extent)
         )
@@ -499,49 +458,7 @@ class Staged:
 
     def _stage_out(self, visit: _Visit, name: str, buffer: str, num_bytes: int) -> str:
         draft, part = self._draft, visit.part
-        if len(self._staging) == IN_FLIGHT:
-            self._writer.release(0, self._staging.popleft(), lane=Lane.HOST)
-        staging = draft.take(
-            f"{name}.grad.of.p{part}@host", "staging", num_bytes, tier="host", lane=Lane.D2H
-        )
-        self._staging.append(staging)
+        staging = self._staging.take(f"{name}.grad.of.p{part}@host", num_bytes, lane=Lane.D2H)
         work = Work(kind="move", amount=num_bytes, place=draft.link("d2h"))
         self._copy(Lane.D2H, part, [buffer], staging, work)
         return staging
-
-    # Gradients of statistics
-
-    def _clear_moments_grad(self, name: str) -> None:
-        num_bytes = self._draft.moments_bytes(self._stage_of(name))
-        grad = self._draft.take(f"{name}.grad", "gradients", num_bytes)
-        self._moments[f"{name}.grad"] = grad
-        self._writer.add(0, Lane.COMPUTE, Op.ZERO, writes=[grad])
-
-    def _add_moments_grads(self, visit: _Visit) -> None:
-        """What a part's outputs gave to moments comes back to their gradients."""
-        draft, part = self._draft, visit.part
-        for name, buffer in visit.outputs.items():
-            for statistic in draft.statistics(name):
-                grad, rows = visit.grads[name], draft.count(name, part) * draft.row_bytes(name)
-                moments = [self._moments[f"s{statistic.index}{end}"] for end in ("", ".grad")]
-                self._writer.add(
-                    0,
-                    Lane.COMPUTE,
-                    Op.ACCUMULATE,
-                    stage=statistic.index,
-                    part=part,
-                    reads=[buffer, *moments, grad],
-                    writes=[grad],
-                    work=[Work(kind="stream", amount=3 * rows)],
-                )
-
-    def _free_moments(self, stage: StageWork) -> None:
-        """Moments that no backward needs any more: those of a stage's outputs, or of inputs."""
-        inputs = self._draft.workload.inputs
-        done = [s for name in stage.writes for s in self._draft.statistics(name)]
-        if stage.moments_of in inputs:
-            done.append(stage)
-        for statistic in done:
-            for name in (f"s{statistic.index}", f"s{statistic.index}.grad"):
-                if name in self._moments:
-                    self._writer.release(0, self._moments.pop(name))

@@ -1,0 +1,45 @@
+"""Passing: buffers of host memory that rows pass through, and work that is begun one turn ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from tiergnn.planner.strategies.draft import Draft
+from tiergnn.schedule.actions import Lane
+
+Item = TypeVar("Item")
+Begun = TypeVar("Begun")
+
+
+def ahead(items: Iterable[Item], begin: Callable[[Item], Begun]) -> Iterator[Begun]:
+    """What ``begin`` gives for each item, the next one begun before the one at hand is given."""
+    waiting: deque[Begun] = deque()
+    for item in items:
+        waiting.append(begin(item))
+        if len(waiting) == 2:
+            yield waiting.popleft()
+    yield from waiting
+
+
+class Passing:
+    """Staging buffers of rank 0, two at a time: one is filled while the other is emptied.
+
+    ``lane`` is the one that empties them.
+    """
+
+    def __init__(self, draft: Draft, *, lane: Lane) -> None:
+        self._draft, self._lane = draft, lane
+        self._held: deque[str] = deque()
+
+    def take(self, name: str, num_bytes: int, *, lane: Lane) -> str:
+        """A buffer for ``lane`` to fill; the one before the last is given back."""
+        if len(self._held) == 2:
+            self._draft.writer.release(0, self._held.popleft(), lane=self._lane)
+        self._held.append(self._draft.take(name, "staging", num_bytes, tier="host", lane=lane))
+        return self._held[-1]
+
+    def close(self) -> None:
+        while self._held:
+            self._draft.writer.release(0, self._held.popleft(), lane=self._lane)
