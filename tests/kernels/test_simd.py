@@ -14,7 +14,7 @@ LENGTHS = (0, 1, 7, 8, 9, 37)
 DTYPES = (torch.float32, torch.float64)
 
 
-@numba.njit(fastmath=simd.FASTMATH)
+@numba.njit
 def run(acc, x, y, width, count):
     """Each loop once, reading x from its column 1 and y from its column 0; acc has six rows."""
     slope = number(x, 0.25)
@@ -46,7 +46,7 @@ def test_loops(dtype, count):
     torch.testing.assert_close(acc[4:, 0], sums, rtol=1e-5, atol=1e-5)
 
 
-@numba.njit(fastmath=simd.FASTMATH)
+@numba.njit
 def exponentials(x, count, out):
     for i in range(count):
         out[i] = simd.exp(x[i])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,9 @@ def test_a21_ten_epochs_straight_or_killed_in_the_middle_of_a_write(folder, tmp_
     names = [path.name for path in (tmp_path / "b" / "checkpoints").iterdir()]
     assert any(name.startswith(".epoch-6.json.partial") for name in names)
     assert len(lines(tmp_path / "b")) == 6  # the log was ahead of the checkpoint
+    shutil.copytree(tmp_path / "b", tmp_path / "here")
+    here = tg.resume(tmp_path / "here", **QUIET)  # in a process that ran other tests before
+    assert same_bits(weights(straight.model), weights(here.model))
     went_on = python(f"import tiergnn as tg; tg.resume({str(tmp_path / 'b')!r}, progress=False)")
     assert went_on.returncode == 0, went_on.stderr
     resumed = tg.resume(tmp_path / "b", **QUIET)

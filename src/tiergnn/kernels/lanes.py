@@ -15,6 +15,7 @@ from __future__ import annotations
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from tiergnn.kernels import simd
 from tiergnn.kernels.tile import (
     BYTES,
     I8,
@@ -87,8 +88,7 @@ def multiply_add(typing_context, a, b, factor):
 
     def emit(context, builder, signature, args):
         times = splat(builder, args[2], a.width) if number else args[2]
-        product = builder.fmul(args[1], times, flags=("contract",))
-        return builder.fadd(args[0], product, flags=("contract",))
+        return simd.multiply_add(builder, args[1], times, args[0])
 
     return a(a, b, kind if number else factor), emit
 

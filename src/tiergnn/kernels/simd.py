@@ -3,6 +3,10 @@
 Left to itself the compiler guards every short loop against overlapping arrays, which costs more
 than the loop. Every operand is a Span and the offset of its first column. One that is written
 (``acc``) has room for a multiple of LANES columns, and zeros behind the last.
+
+No kernel lets the compiler reorder or fuse operations (Numba's fastmath): what it made of them
+depended on the code around, so that a function just compiled and the same one read from Numba's
+cache gave other bits.
 """
 
 from __future__ import annotations
@@ -19,11 +23,8 @@ from tiergnn.kernels.span import intrinsic
 
 LANES = 8
 CACHE_LINE_BYTES = 64
-# Sums may be reordered, by the compiler and so always alike; infinities and NaN keep their meaning.
-FASTMATH = {"reassoc", "contract", "nsz"}
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
-_CONTRACT = ("contract",)
 
 
 @register_jitable
@@ -69,8 +70,7 @@ class _Vectors:
         self.builder.store(value, at, align=self.item_bytes)
 
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        product = self.builder.fmul(a, b, flags=_CONTRACT)
-        return self.builder.fadd(product, c, flags=_CONTRACT)
+        return multiply_add(self.builder, a, b, c)
 
     def leaky(self, x: Any, slope: Any) -> Any:
         """x, or slope * x where x is not above 0."""
@@ -82,11 +82,18 @@ class _Vectors:
         return self.builder.select(self.builder.fcmp_ordered(">", x, self.zero), one, slope)
 
     def sum(self, vector: Any) -> Any:
-        signature = ir.FunctionType(self.type.element, [self.type.element, self.type])
-        name = f"llvm.vector.reduce.fadd.{self.name}"
-        function = cgutils.get_or_insert_function(self.builder.module, signature, name)
-        zero = ir.Constant(self.type.element, -0.0)
-        return self.builder.call(function, [zero, vector], fastmath=("reassoc",))
+        """The halves added lane by lane until one number is left."""
+        width = LANES
+        while width > 1:
+            width //= 2
+            undefined = ir.Constant(vector.type, ir.Undefined)
+            low, high = (
+                ir.Constant(ir.VectorType(_I32, width), list(range(first, first + width)))
+                for first in (0, width)
+            )
+            halves = [self.builder.shuffle_vector(vector, undefined, half) for half in (low, high)]
+            vector = self.builder.fadd(*halves)
+        return self.builder.extract_element(vector, ir.Constant(_I32, 0))
 
     def columns(self, count: Any, body: Callable[[Any, Any], None]) -> None:
         """Run ``body(column, mask)`` for every vector of ``count`` columns, the last one masked."""
@@ -101,6 +108,30 @@ class _Vectors:
 
     def _vector_pointer(self, address: Any, column: Any) -> Any:
         return self.builder.bitcast(self.builder.gep(address, [column]), self.type.as_pointer())
+
+
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, numbers or vectors; rounded once on every processor that can, else twice.
+
+    The flag "contract" would leave that to the code around it, and so to how it was compiled.
+    """
+    kind = a.type
+    lanes = f"v{kind.count}" if isinstance(kind, ir.VectorType) else ""
+    element = kind.element if lanes else kind
+    name = f"llvm.fmuladd.{lanes}f{64 if isinstance(element, ir.DoubleType) else 32}"
+    signature = ir.FunctionType(kind, [kind] * 3)
+    function = cgutils.get_or_insert_function(builder.module, signature, name)
+    return builder.call(function, [a, b, c])
+
+
+@intrinsic
+def fused(typing_context, a, b, c):
+    """a * b + c of numbers of one dtype."""
+
+    def generate(context, builder, signature, args):
+        return multiply_add(builder, *args)
+
+    return a(a, b, c), generate
 
 
 @intrinsic
@@ -268,16 +299,16 @@ def _exp(x):
     # e**x = 2**n * e**r, |r| <= ln(2)/2; ln(2) in two parts; minimax coefficients as in Cephes.
     def polynomial(x):
         bounded = max(x, np.float32(-87.0))
-        n = np.floor(bounded * np.float32(1.4426950408889634) + np.float32(0.5))
-        r = bounded - n * np.float32(0.693359375)
-        r = r + n * np.float32(2.12194440e-4)
+        n = np.floor(fused(bounded, np.float32(1.4426950408889634), np.float32(0.5)))
+        r = fused(n, np.float32(-0.693359375), bounded)
+        r = fused(n, np.float32(2.12194440e-4), r)
         y = np.float32(1.9875691500e-4)
-        y = y * r + np.float32(1.3981999507e-3)
-        y = y * r + np.float32(8.3334519073e-3)
-        y = y * r + np.float32(4.1665795894e-2)
-        y = y * r + np.float32(1.6666665459e-1)
-        y = y * r + np.float32(5.0000001201e-1)
-        y = y * r * r + r + np.float32(1.0)
+        y = fused(y, r, np.float32(1.3981999507e-3))
+        y = fused(y, r, np.float32(8.3334519073e-3))
+        y = fused(y, r, np.float32(4.1665795894e-2))
+        y = fused(y, r, np.float32(1.6666665459e-1))
+        y = fused(y, r, np.float32(5.0000001201e-1))
+        y = fused(y * r, r, r) + np.float32(1.0)
         power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
         return np.float32(0.0) if x < np.float32(-87.0) else y * power
 

@@ -95,7 +95,7 @@ def _edge_score(x, edge, row, k):
     return x.edge[edge * x.heads + k]
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def _finish(row, x, state, outputs):
     heads, width, room = x.heads, x.width, simd.padded(x.width)
     for k in range(heads):
@@ -113,7 +113,7 @@ def _finish(row, x, state, outputs):
                 outputs.steep[at + f] = number(outputs.out, state.acc[steep + f] * inverse)
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def forward(first, last, rows, x, options, outputs, parts, ints, floats, doubles):
     heads, width = x.heads, x.width
     tile = new_tile(TILE, heads, ints, floats)
@@ -160,7 +160,7 @@ def forward(first, last, rows, x, options, outputs, parts, ints, floats, doubles
                 copy(whole.best, size, rest(parts.state, (2 * task + begins) * size))
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def forward_join(num_tasks, x, outputs, parts, doubles):
     """Finish the rows that several tasks share."""
     heads, width = x.heads, x.width
@@ -180,7 +180,7 @@ def forward_join(num_tasks, x, outputs, parts, doubles):
         _finish(before, x, whole, outputs)
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def destinations(first, last, x, options, grad, outputs, stats, grad_dst):
     """What out-edges need of rows, [P*4K]: score, maximum, inverse, <grad, out>; and grad of score.
 
@@ -202,7 +202,7 @@ def destinations(first, last, x, options, grad, outputs, stats, grad_dst):
             grad_dst[i] = (1 - slope) * (steep - inner * outputs.steep_total[i])
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def _edge_grads(n, row, x, grad, stats, own, tile, alpha, bent, acc, grads):
     """Add a tile's edges to acc, the sums for h [K*C] and the score [K] of one source."""
     heads, width, room = x.heads, x.width, simd.padded(x.width)
@@ -224,7 +224,7 @@ def _edge_grads(n, row, x, grad, stats, own, tile, alpha, bent, acc, grads):
                 grads.edge[tile.edge[t] * heads + k] = score
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def backward(
     first, last, rows, x, options, grad, stats, grads, part_row, part_acc, ints, floats, doubles
 ):

@@ -83,7 +83,7 @@ def scratch(heads: int, width: int, attrs: int) -> tuple[int, int, int]:
     return TILE * (TILE_INTS + heads), narrow, 3 * heads + 2 * size
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def _logits(n, row, x, own, other, slope, tile, pre, stride, logit):
     """pre, ``stride`` numbers an edge, and the logit of a tile's edges.
 
@@ -107,7 +107,7 @@ def _logits(n, row, x, own, other, slope, tile, pre, stride, logit):
             logit[t * heads + k] = inner
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def _finish(row, x, state, outputs):
     heads, width, room = x.heads, x.width, simd.padded(x.width)
     for k in range(heads):
@@ -119,7 +119,7 @@ def _finish(row, x, state, outputs):
             outputs.out[(row * heads + k) * width + f] = value
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def forward(first, last, rows, x, options, outputs, parts, ints, floats, doubles):
     heads, width = x.heads, x.width
     size = heads * simd.padded(width)
@@ -167,7 +167,7 @@ def forward(first, last, rows, x, options, outputs, parts, ints, floats, doubles
                 copy(whole.best, kept, rest(parts.state, (2 * task + begins) * kept))
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def forward_join(num_tasks, x, outputs, parts, doubles):
     """Finish the rows that several tasks share."""
     heads, width = x.heads, x.width
@@ -187,7 +187,7 @@ def forward_join(num_tasks, x, outputs, parts, doubles):
         _finish(before, x, whole, outputs)
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def _edge_grads(t, row, x, tile, step, grads, shared):
     """What ``step``, the gradient of one edge's pre, adds to its features' and their weight's."""
     size = x.heads * simd.padded(x.width)
@@ -205,7 +205,7 @@ def _edge_grads(t, row, x, tile, step, grads, shared):
         simd.axpy(shared, (1 + d) * size, step, 0, value, size)
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def destinations(
     first, last, rows, x, options, grad, stats, grads, part_row, part_acc, ints, floats, doubles
 ):
@@ -277,7 +277,7 @@ def destinations(
         move_sum(shared, (1 + x.attrs) * size, all_shared)
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def sources(
     first, last, rows, x, options, grad, stats, grad_src, part_row, part_acc, ints, floats, doubles
 ):

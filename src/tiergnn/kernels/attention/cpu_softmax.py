@@ -51,7 +51,7 @@ def reset(state, heads, width):
     clear(state.acc, 2 * heads * simd.padded(width), 0)
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def absorb(n, heads, width, tile, logit_nK, side_nK, x, state):
     """Add a tile's edges and their rows of x to the state; logit_nK is overwritten."""
     room = simd.padded(width)
@@ -82,7 +82,7 @@ def absorb(n, heads, width, tile, logit_nK, side_nK, x, state):
             simd.axpy(state.acc, slot * room, x, row + k * width, weight, width)
 
 
-@njit(cache=True, nogil=True, fastmath=simd.FASTMATH)
+@njit(cache=True, nogil=True)
 def merge(part, heads, width, state):
     """Add a part's edges to a state, which is in float64."""
     room = simd.padded(width)
