@@ -31,6 +31,16 @@ def decode(cls: type[T], data: Any, where: str = "") -> T:
     return _decode(cls, data, where or cls.__name__)
 
 
+def dumps(value: Any) -> bytes:
+    """A dataclass as JSON on one line."""
+    return json.dumps(encode(value)).encode()
+
+
+def loads(cls: type[T], text: bytes) -> T:
+    """What ``dumps`` wrote. Raises ConfigError naming the place that is wrong."""
+    return decode(cls, json.loads(text))
+
+
 def save(path: str | Path, kind: str, version: int, value: Any) -> None:
     """Write a dataclass as a JSON file of its kind. Raises StoreError when it cannot be written."""
     text = json.dumps({"format": kind, "version": version} | encode(value), indent=1)

@@ -61,8 +61,8 @@ def format_count(count: int) -> str:
 def format_rate(bytes_per_second: float) -> str:
     """5.54e10 -> ``"55.4 GB/s"``: rates are decimal, as vendors state them."""
     value = float(bytes_per_second)
-    for unit in ("B/s", "kB/s", "MB/s", "GB/s"):
-        if abs(value) < 1000 or unit == "GB/s":
+    for unit in ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"):
+        if abs(value) < 1000 or unit == "TB/s":
             return f"{value:.3g} {unit}"
         value /= 1000
     raise AssertionError("unreachable")

@@ -24,7 +24,7 @@ def doctor(
     """What this machine offers, and for each shortfall the line that mends it.
 
     Devices, memory, limits, disk and library versions. Exit code 1 when something that is needed
-    does not work, else 0.
+    does not work, else 0. How fast it is, in numbers, says: tiergnn machine
 
     Example: tiergnn doctor --folder data
     """

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tiergnn.cli import demo, generate, info, ingest, machine, parts, results, runs
+from tiergnn.cli import demo, generate, info, ingest, machine, parts, rates, results, runs
 from tiergnn.cli.output import register
 from tiergnn.version import __version__
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 register(
     app,
     machine.doctor,
+    rates.machine,
     demo.demo,
     ingest.ingest,
     info.info,

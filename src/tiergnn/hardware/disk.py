@@ -17,7 +17,7 @@ _BLOCK_BYTES = 4 * 1024**2  # of one write: a multiple of every disk's sector
 _MOST_BYTES = 256 * 1024**2
 _LEAST_FREE_BYTES = 64 * 1024**2  # with less, nothing is written
 _WRITE_S, _READ_S = 1.2, 1.0
-_DIRECT = getattr(os, "O_DIRECT", 0)
+DIRECT = getattr(os, "ODIRECT", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class DiskReading:
     free_bytes: int | None = None  # for this user
     write_Bps: float | None = None
     read_Bps: float | None = None
-    direct: bool = False  # past the page cache, by O_DIRECT
+    direct: bool = False  # past the page cache, by ODIRECT
     error: str | None = None
 
 
@@ -58,17 +58,17 @@ def read_disk(folder: str | Path) -> DiskReading:
 def _speed(folder: str, num_bytes: int) -> tuple[float, float, bool]:
     """Rates of writing and reading, and whether they are past the page cache, where that goes."""
     try:
-        return (*_timed(folder, num_bytes, _DIRECT), _DIRECT != 0)
+        return (*_timed(folder, num_bytes, DIRECT), DIRECT != 0)
     except OSError as error:
-        if not _DIRECT or error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+        if not DIRECT or error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
     return (*_timed(folder, num_bytes, 0), False)
 
 
 def _timed(folder: str, num_bytes: int, direct: int) -> tuple[float, float]:
     # Through the page cache each block waits for the disk: a slow one is found out in time.
-    handle = _open_unnamed(folder, direct or os.O_DSYNC)
-    block = mmap.mmap(-1, _BLOCK_BYTES)  # page-aligned, as O_DIRECT wants it
+    handle = open_unnamed(folder, direct or os.O_DSYNC)
+    block = mmap.mmap(-1, _BLOCK_BYTES)  # page-aligned, as ODIRECT wants it
     try:
         block.write(os.urandom(_BLOCK_BYTES))  # some file systems compress
         written, start = 0, time.perf_counter()
@@ -95,7 +95,7 @@ def _whole(num_bytes: int) -> None:
         raise OSError(f"moved {num_bytes} of {_BLOCK_BYTES} bytes")
 
 
-def _open_unnamed(folder: str, flag: int) -> int:
+def open_unnamed(folder: str, flag: int) -> int:
     """A new file for reading and writing, already without a name."""
     with suppress(OSError):
         return os.open(folder, os.O_RDWR | os.O_TMPFILE | flag, 0o600)

@@ -1,0 +1,66 @@
+"""Effort: how much measuring may use, in bytes, widths and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """``budget_s`` is of one figure; nothing is larger than ``most_bytes`` at a time."""
+
+    budget_s: float
+    most_bytes: int  # of all that is held at once
+    read_bytes: int  # gathered by one call
+    row_bytes: tuple[int, ...]  # widths of rows
+    matmul_flops: float  # of one product
+    narrowest: tuple[int, ...]  # widths of products
+    tensor_bytes: tuple[int, ...]  # of operations that make a new tensor
+    copy_bytes: int
+
+    def within(self, free_bytes: int) -> Effort:
+        """The same with a quarter of the free memory at most."""
+        most = min(self.most_bytes, max(4 * MIB, free_bytes // 4))
+        return replace(
+            self,
+            most_bytes=most,
+            read_bytes=min(self.read_bytes, most // 2),
+            copy_bytes=min(self.copy_bytes, most // 4),
+            tensor_bytes=tuple(size for size in self.tensor_bytes if 4 * size <= most) or (MIB,),
+        )
+
+
+CPU = Effort(
+    budget_s=0.06,
+    most_bytes=1024 * MIB,
+    read_bytes=96 * MIB,
+    row_bytes=(16, 64, 256, 1024, 4096),
+    matmul_flops=2.0**25,
+    narrowest=(4, 16, 64, 256, 512),
+    # On both sides of where the system's allocator goes over to fresh pages for each tensor.
+    tensor_bytes=tuple(int(mib * MIB) for mib in (0.25, 2, 8, 16, 34, 128)),
+    copy_bytes=128 * MIB,
+)
+CUDA = Effort(
+    budget_s=0.04,
+    most_bytes=16 * 1024 * MIB,
+    read_bytes=4 * 1024 * MIB,
+    row_bytes=(16, 32, 64, 128, 256, 1024),
+    matmul_flops=2.0**36,
+    narrowest=(4, 16, 64, 256, 1024),
+    tensor_bytes=tuple(mib * MIB for mib in (1, 8, 32, 128, 1024)),
+    copy_bytes=512 * MIB,
+)
+# To see in a second or two that everything works; the figures are rough.
+TINY = Effort(
+    budget_s=0.002,
+    most_bytes=64 * MIB,
+    read_bytes=4 * MIB,
+    row_bytes=(64, 256),
+    matmul_flops=2.0**22,
+    narrowest=(16, 64),
+    tensor_bytes=(MIB // 4, 2 * MIB),
+    copy_bytes=8 * MIB,
+)

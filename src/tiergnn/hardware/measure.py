@@ -1,0 +1,273 @@
+"""Measure: this host as a Machine, in under 20 s, and remembered for the next time.
+
+Nothing is larger than a quarter of the free memory. On a host with CUDA devices the first one is
+measured, all being taken as alike; the host's own cores are measured for what the host lane does.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numba
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from tiergnn import frozen
+from tiergnn.errors import ConfigError
+from tiergnn.hardware.caches import read_caches
+from tiergnn.hardware.capacities import cuda_tier, disk_tier, free_host_bytes, host_tier
+from tiergnn.hardware.clock import Clock
+from tiergnn.hardware.disk_blocks import measure_disk
+from tiergnn.hardware.effort import CPU, CUDA, Effort
+from tiergnn.hardware.machine import Device, Link, Machine, Tier
+from tiergnn.hardware.measure_compute import (
+    measure_elementwise,
+    measure_launch,
+    measure_matmul,
+    measure_stream,
+)
+from tiergnn.hardware.measure_links import device_links, host_links, peer_links
+from tiergnn.hardware.measure_rows import measure_gathers
+from tiergnn.hardware.readings import read_cpu, read_package
+from tiergnn.hardware.remembered import recall, remember
+from tiergnn.version import __version__
+
+_log = logging.getLogger("tiergnn")
+_REPEAT_S = 8.0  # for so long figures are measured in several rounds
+_CUDA_PASS_BYTES = 128  # our CUDA kernels walk wide rows one cache line of columns at a time
+
+
+def measure(
+    folder: str | Path = ".",
+    *,
+    refresh: bool = False,
+    device: str | None = None,
+    effort: Effort | None = None,
+) -> Machine:
+    """This host: remembered rates, unless ``refresh``, and the capacities of now.
+
+    folder: where graphs and runs will be: its disk is timed. ``device``: cpu or cuda (None: cuda
+    where there is one). ``effort``: how thoroughly (None: as the kind of device wants it).
+    Where torch.distributed is initialised every rank must call it, with the same arguments: the
+    first measures its host, all together their collectives, and all get the same machine.
+    Warns, once, where the result cannot be remembered. Raises ConfigError for a device that is not
+    there. Blocks for up to 20 s.
+    """
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind not in ("cpu", "cuda") or (kind == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(f"no device {kind!r} to measure", hint="cpu, or cuda where torch has it")
+    effort = effort or (CUDA if kind == "cuda" else CPU)
+    if not (dist.is_available() and dist.is_initialized()):
+        return _alone(folder, kind, effort, refresh)
+    return _together(folder, kind, effort, refresh)
+
+
+def _alone(folder: str | Path, kind: str, effort: Effort, refresh: bool) -> Machine:
+    marks = fingerprint(folder, kind, effort)
+    machine = None if refresh else recall(marks)
+    if machine is None:
+        machine = _measured(folder, kind, effort)
+        remember(marks, machine)
+    return _with_capacities(machine, folder)
+
+
+def _together(folder: str | Path, kind: str, effort: Effort, refresh: bool) -> Machine:
+    """The first rank's machine and the collectives of all, which are not remembered."""
+    where = (
+        torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    )
+    first = dist.get_rank() == 0
+    machine = _alone(folder, kind, effort, refresh) if first else None
+    machine = _broadcast(machine, where)
+    hosts = _same_names(socket.gethostname(), where)
+    clock = Clock(device=where, budget_s=effort.budget_s)
+    links = peer_links(clock, effort, num_hosts=hosts)
+    return replace(
+        machine,
+        num_hosts=hosts,
+        num_devices=max(1, dist.get_world_size() // hosts),
+        links=dict(machine.links) | links,
+    )
+
+
+def _broadcast(machine: Machine | None, where: torch.device) -> Machine:
+    """The first rank's machine on all ranks, as JSON."""
+    text = frozen.dumps(machine) if machine is not None else b""
+    length = torch.tensor(len(text), device=where)
+    dist.broadcast(length, 0)
+    data = torch.zeros(int(length), dtype=torch.uint8)
+    if machine is not None:
+        data = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
+    data = data.to(where)
+    dist.broadcast(data, 0)
+    return frozen.loads(Machine, bytes(data.cpu().numpy().tobytes()))
+
+
+def _same_names(name: str, where: torch.device) -> int:
+    """How many different hosts the ranks are on."""
+    own = np.zeros(64, np.uint8)
+    text = name.encode()[:64]
+    own[: len(text)] = np.frombuffer(text, np.uint8)
+    names = [torch.zeros(64, dtype=torch.uint8, device=where) for _ in range(dist.get_world_size())]
+    dist.all_gather(names, torch.from_numpy(own).to(where))
+    return len({bytes(n.cpu().numpy().tobytes()) for n in names})
+
+
+def _measured(folder: str | Path, kind: str, effort: Effort) -> Machine:
+    host_effort = (effort if kind == "cpu" else CPU).within(free_host_bytes())
+    until_s = time.perf_counter() + _REPEAT_S
+    cpu_clock = Clock(device=torch.device("cpu"), budget_s=host_effort.budget_s, until_s=until_s)
+    links = host_links(cpu_clock, host_effort)
+    if kind == "cuda":
+        index = torch.cuda.current_device()
+        device_effort = effort.within(torch.cuda.mem_get_info(index)[0])
+        clock = Clock(device=torch.device("cuda", index), budget_s=effort.budget_s, until_s=until_s)
+        device = _cuda_device(clock, device_effort)
+        # Pinned memory is the host's: what is copied is within both.
+        pinned = replace(
+            device_effort, copy_bytes=min(device_effort.copy_bytes, host_effort.copy_bytes)
+        )
+        links |= device_links(clock, pinned)
+        num_devices = torch.cuda.device_count()
+        torch.cuda.empty_cache()
+    else:
+        device = _cpu_device(cpu_clock, host_effort)
+        # A CPU's device memory is the host's: a copy between the two is a copy.
+        links |= {"h2d": links["host_copy"], "d2h": links["host_copy"]}
+        num_devices = 1
+    disk = measure_disk(folder)
+    if isinstance(disk, str):
+        _log.warning("the disk under %s is left out: %s", folder, disk)
+    else:
+        links["disk_read"] = Link(Bps=disk.read, latency_s=disk.read_latency_s)
+        links["disk_write"] = Link(Bps=disk.write, latency_s=disk.read_latency_s)
+    return Machine(
+        name=f"{num_devices} x {device.name}" if kind == "cuda" else device.name,
+        num_devices=num_devices,
+        device=device,
+        host=host_tier(),
+        disk=None if isinstance(disk, str) else disk_tier(folder),
+        links=links,
+        source="measured",
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+    )
+
+
+def _cpu_device(clock: Clock, effort: Effort) -> Device:
+    caches = read_caches()
+    return _device(
+        clock,
+        effort,
+        name=f"{torch.get_num_threads()} threads of {read_cpu().model}",
+        memory=host_tier(),
+        near_bytes=caches.near_bytes,
+        cache_bytes=caches.last_bytes,
+        pass_bytes=0,
+    )
+
+
+def _cuda_device(clock: Clock, effort: Effort) -> Device:
+    found = torch.cuda.get_device_properties(clock.device)
+    return _device(
+        clock,
+        effort,
+        name=found.name,
+        memory=_cuda_memory(clock.device),
+        near_bytes=0,
+        cache_bytes=found.L2_cache_size,
+        pass_bytes=_CUDA_PASS_BYTES,
+    )
+
+
+def _device(
+    clock: Clock,
+    effort: Effort,
+    *,
+    name: str,
+    memory: Tier,
+    near_bytes: int,
+    cache_bytes: int,
+    pass_bytes: int,
+) -> Device:
+    launch_s, graph_launch_s = measure_launch(clock)
+    rows = measure_gathers(
+        clock,
+        effort,
+        near_bytes=near_bytes,
+        cache_bytes=cache_bytes,
+        launch_s=graph_launch_s,
+        pass_bytes=pass_bytes,
+    )
+    return Device(
+        name=name,
+        kind=clock.device.type,
+        memory=memory,
+        cache_bytes=rows.cache_bytes,
+        stream_Bps=measure_stream(clock, effort),
+        gather_Bps=rows.memory,
+        cached_gather_Bps=rows.cached,
+        matmul_flops=measure_matmul(clock, effort),
+        launch_s=launch_s,
+        near_cache_bytes=rows.near_bytes,
+        near_gather_Bps=rows.near,
+        pass_bytes=pass_bytes,
+        elementwise_Bps=measure_elementwise(clock, effort),
+        graph_launch_s=graph_launch_s,
+    )
+
+
+def _cuda_memory(device: torch.device) -> Tier:
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return cuda_tier(total_bytes, free_bytes, torch.cuda.memory_reserved(device))
+
+
+def _with_capacities(machine: Machine, folder: str | Path) -> Machine:
+    """What is free now, whenever the rates were measured."""
+    host = host_tier()
+    memory = host
+    if machine.device.kind == "cuda":
+        memory = _cuda_memory(torch.device("cuda", torch.cuda.current_device()))
+    return replace(
+        machine,
+        device=replace(machine.device, memory=memory),
+        host=host,
+        disk=None if machine.disk is None else disk_tier(folder),
+    )
+
+
+def fingerprint(folder: str | Path, kind: str, effort: Effort) -> Mapping[str, str]:
+    """All that a measurement depends on."""
+    marks = {
+        "tiergnn": __version__,
+        "torch": torch.__version__,
+        "numba": numba.__version__,
+        "cpu": read_cpu().model,
+        "threads": str(torch.get_num_threads()),
+        "waiting": os.environ.get("OMP_WAIT_POLICY", ""),
+        "huge pages": os.environ.get("THP_MEM_ALLOC_ENABLE", ""),
+        "host": socket.gethostname(),
+        "disk": str(_mount(Path(folder))),
+        "effort": repr(effort),
+        "kind": kind,
+    }
+    if kind == "cuda":
+        count = torch.cuda.device_count()
+        marks["devices"] = ", ".join(torch.cuda.get_device_name(i) for i in range(count))
+        marks["triton"] = str(read_package("triton").version)
+        marks["cuda"] = str(torch.version.cuda)
+    return marks
+
+
+def _mount(folder: Path) -> Path:
+    folder = folder.resolve()
+    while not os.path.ismount(folder) and folder != folder.parent:
+        folder = folder.parent
+    return folder

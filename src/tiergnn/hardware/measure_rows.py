@@ -1,0 +1,199 @@
+"""Rates at which our aggregation kernels gather rows, by their width and by where the table lies.
+
+A sum over 16 in-edges a row, from sources at random, is timed on tables that fit a core's own
+cache, that fit the last cache, and that fit neither. Of the last two a part is still answered by
+the nearer caches; that part is taken out, so that a prediction can put any share of it back.
+
+Legend: P destinations, S sources, E edges, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from tiergnn.hardware.clock import Call, Clock
+from tiergnn.hardware.effort import Effort
+from tiergnn.hardware.machine import Curve
+from tiergnn.kernels.aggregate import aggregate
+from tiergnn.kernels.block import Block
+
+DEGREE = 16  # about that of the graphs that people have; outputs count as bytes
+_ID_BYTES = 4
+_FAR = 8  # how often a table outside of a cache holds it
+_NEAR = 0.25  # the share of the last cache that a table inside it takes
+_WIDTH = 256  # bytes of the rows by which the cache is sized
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherRates:
+    """``cache_bytes`` is what the last cache is worth, which other tenants may share."""
+
+    near_bytes: int
+    cache_bytes: int
+    near: Curve | None
+    cached: Curve
+    memory: Curve
+
+
+class _Gatherer:
+    """Sums of random rows, all from one memory."""
+
+    def __init__(self, clock: Clock, effort: Effort, launch_s: float, pass_bytes: int):
+        self._clock, self._effort, self._launch_s = clock, effort, launch_s
+        self._pass_bytes = pass_bytes
+        # An edge's id may take as much as its row; drawing ids at random takes twice of them.
+        self._memory = torch.ones(effort.most_bytes // 2 // 4, device=clock.device)
+        self._generator = torch.Generator(device=clock.device).manual_seed(0)
+
+    @property
+    def most_span(self) -> int:
+        return self._memory.numel() * 4
+
+    def span(self, row_bytes: int, wanted: float) -> int:
+        """Bytes of a table that a pass of the kernel sees as ``wanted`` bytes, where they fit."""
+        passes = row_bytes / self._pass_bytes if 0 < self._pass_bytes < row_bytes else 1.0
+        most = self.most_span // row_bytes * row_bytes
+        return min(most, max(row_bytes, round(wanted * passes) // row_bytes * row_bytes))
+
+    def seen(self, row_bytes: int, span: int) -> float:
+        """Of a table of ``span`` bytes, what one pass reads."""
+        narrow = 0 < self._pass_bytes < row_bytes
+        return span * self._pass_bytes / row_bytes if narrow else float(span)
+
+    def s_per_byte(self, cases: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+        """(bytes of a row, bytes of the table) -> seconds a byte of rows gathered and written."""
+        found = {}
+        for (row, span), seconds in self._clock.times(
+            {(row, span): partial(self._call, row, span) for row, span in cases}
+        ).items():
+            edges = self._edges(row)
+            # What is left of a call that takes little more than its launch is noise, not nothing.
+            rest = max(seconds - self._launch_s, seconds / 10)
+            found[row, span] = rest / ((edges + edges // DEGREE) * row)
+        return found
+
+    def _edges(self, row_bytes: int) -> int:
+        """A row takes a cache line at least: so many that no cache keeps all that one call reads.
+
+        An edge's id is drawn as well, and takes memory.
+        """
+        edges = self._effort.read_bytes // max(row_bytes, 64 + _ID_BYTES)
+        return max(DEGREE, edges // DEGREE * DEGREE)
+
+    def _call(self, row_bytes: int, span: int) -> Call:
+        block, x_SD = self._case(row_bytes, span)
+
+        def call() -> None:
+            with torch.no_grad():
+                aggregate(block, x_SD)
+
+        return call
+
+    def _case(self, row_bytes: int, span: int) -> tuple[Block, Tensor]:
+        edges = self._edges(row_bytes)
+        num_rows = max(1, span // row_bytes)
+        col = torch.randint(
+            num_rows,
+            (edges,),
+            generator=self._generator,
+            device=self._clock.device,
+            dtype=torch.int32,
+        )
+        rowptr = torch.arange(0, edges + 1, DEGREE, device=self._clock.device)
+        width = row_bytes // 4
+        num_src = max(num_rows, edges // DEGREE)
+        x_SD = self._memory[: num_src * width].view(num_src, width)
+        return Block(rowptr=rowptr, col=col, num_src=num_src), x_SD
+
+
+def measure_gathers(
+    clock: Clock,
+    effort: Effort,
+    *,
+    near_bytes: int,
+    cache_bytes: int,
+    launch_s: float,
+    pass_bytes: int = 0,
+) -> GatherRates:
+    """``near_bytes`` and ``cache_bytes`` are what the machine states, 0 where there is no such
+    cache; ``launch_s`` of one call is taken off; ``pass_bytes`` as in ``Device``."""
+    gatherer = _Gatherer(clock, effort, launch_s, pass_bytes)
+    rows = effort.row_bytes
+    near_bytes = min(near_bytes, int(gatherer.most_span * _NEAR))
+    within = {row: gatherer.span(row, near_bytes / 2) for row in rows if near_bytes}
+    inside = {row: gatherer.span(row, max(cache_bytes * _NEAR, 2 * near_bytes)) for row in rows}
+    far = {row: gatherer.span(row, _FAR * cache_bytes) for row in rows}
+    reference = min(rows, key=lambda row: abs(row - _WIDTH))
+    around = [gatherer.span(reference, cache_bytes * share) for share in (0.5, 1, 2, 4)]
+    pairs = [pair for spans in (within, inside, far) for pair in spans.items()]
+    taken = gatherer.s_per_byte([*pairs, *((reference, span) for span in around)])
+
+    near = {row: taken[row, span] for row, span in within.items()}
+    cached = {}
+    for row, span in inside.items():
+        answered = min(0.9, near_bytes / gatherer.seen(row, span))
+        nearest = near.get(row, 0.0)
+        cached[row] = max(nearest, _rest(taken[row, span], answered, nearest))
+    worth = _cache_worth(
+        [(gatherer.seen(reference, s), taken[reference, s]) for s in around],
+        (gatherer.seen(reference, far[reference]), taken[reference, far[reference]]),
+        stated=cache_bytes,
+        cached_s=cached[reference],
+    )
+    memory = {}
+    for row, span in far.items():
+        answered = min(0.9, worth / gatherer.seen(row, span))
+        memory[row] = max(cached[row], _rest(taken[row, span], answered, cached[row]))
+    return GatherRates(
+        near_bytes=min(near_bytes, worth) if near else 0,
+        cache_bytes=worth,
+        near=_curve(near) if near else None,
+        cached=_curve(cached),
+        memory=_curve(memory),
+    )
+
+
+def _rest(whole_s: float, answered_frac: float, answered_s: float) -> float:
+    """What a read takes that a nearer cache did not answer, from what all took on average."""
+    return (whole_s - answered_frac * answered_s) / (1 - answered_frac)
+
+
+def _cache_worth(
+    around: list[tuple[float, float]], far: tuple[float, float], *, stated: int, cached_s: float
+) -> int:
+    """Bytes of a cache that would answer as many reads as were answered.
+
+    ``around`` are tables about as large as the cache and ``far`` one that is much larger, each as
+    (bytes, seconds a byte).
+    """
+    worth = float(stated)
+    for _ in range(4):  # what memory takes, and what the cache is worth: each from the other
+        memory_s = _rest(far[1], min(0.9, worth / far[0]), cached_s)
+        if memory_s <= cached_s:
+            return stated  # no difference that could be measured
+        found = sorted(
+            share * span
+            for span, taken in around
+            if span < far[0] and 0.1 < (share := (memory_s - taken) / (memory_s - cached_s)) < 0.9
+        )
+        if not found:
+            break
+        worth = min(max(found[len(found) // 2], stated / 8), 2.0 * stated)
+    return round(worth)
+
+
+def _curve(s_per_byte: dict[int, float]) -> Curve:
+    """Rates by width; a wider row is never slower to read than a narrower one, a row at a time."""
+    points = []
+    least_s = 0.0
+    for row, taken in sorted(s_per_byte.items()):
+        least_s = max(least_s, taken * row)
+        points.append((float(row), row / least_s))
+    assert all(a < b for (a, _), (b, _) in pairwise(points))
+    return Curve(tuple(points))
