@@ -55,8 +55,8 @@ def train(
 
     out: the run folder (log, checkpoints, result); None keeps nothing on disk.
     optimizer: a name, ``callable(params) -> Optimizer``, or an Optimizer. lr (0.01) and
-    weight_decay (0) go with names only. scheduler: a name or ``callable(optimizer)``; steps once
-    an epoch; one that wants a metric gets the validation metric.
+    weight_decay (0; not of learned rows) go with names only. scheduler: a name or
+    ``callable(optimizer)``; steps once an epoch; one that wants a metric gets validation's.
     criterion: a name or ``callable(out_rows, y_rows)`` over the labelled rows of a split; by
     default cross entropy (class), binary cross entropy of logits (multilabel; -1 is left out) or
     mean squared error (real; NaN is left out). Models that end in log_softmax need no change: cross
@@ -64,7 +64,8 @@ def train(
     weight a class.
     split: which splits to use; a number K for train.K, val.K, test.K; "random:0.6/0.2/0.2";
     "planetoid:20/500/1000"; "...@SEED" fixes their seed; or a mapping of names to ids or masks.
-    metric: what validation judges by, a name or ``callable(out_rows, y_rows) -> float`` with
+    metric: what validation judges by (accuracy; of several labels a node roc_auc; of real targets
+    mse), a name or ``callable(out_rows, y_rows) -> float`` with
     metric_mode "max" or "min". patience: epochs without a better validation metric before stopping.
     clip: largest norm of all gradients together. eval_every: epochs between evaluations.
     features: "auto" (the stored ones, else "degree"), "stored", "degree", "constant", "onehot",

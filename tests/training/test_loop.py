@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -207,6 +208,11 @@ def test_multilabel(graph):
     run = tg.train(many, net(many), epochs=30, patience=20, class_weight="balanced", **QUIET)
     assert run.metrics["test"]["f1_micro"] > 0.4
     assert set(run.metrics["test"]) == {"loss", "f1_micro", "f1_macro", "roc_auc", "accuracy"}
+    areas = [record["val"]["roc_auc"] for record in run.history]
+    assert run.best_epoch == 1 + int(np.argmax(areas))
+    told = re.fullmatch(r"Run\(epochs=(\d+), best_epoch=(\d+), loss=.*, roc_auc=.*\)", repr(run))
+    assert told is not None
+    assert told.groups() == (str(len(areas)), str(run.best_epoch))
     labels = run.predict(kind="labels")
     assert (labels.dtype, labels.shape) == (np.int8, y.shape)
     assert np.array_equal(labels, run.predict(kind="probabilities") > 0.5)
@@ -300,6 +306,20 @@ def test_learned_rows_are_trained(graph):
         bare, {"name": "gcn", "hidden_channels": 8}, epochs=30, features="constant", **QUIET
     )
     assert run.losses[-1] < frozen.losses[-1]
+
+
+def test_learned_rows_do_not_decay(graph):
+    """A row that no label comes near has no gradient: only decay could move it."""
+    far = from_edges([0, 1], [1, 0], 4, y=np.array([0, 1, -1, -1]), splits={"train": [0, 1]})
+    rows = []
+    for decay in (0.0, 0.1):
+        run = tg.train(
+            far, {"name": "gcn", "hidden_channels": 4, "dropout": 0.0}, epochs=5,
+            features="embedding:3", weight_decay=decay, lr=0.1, **QUIET,
+        )  # fmt: skip
+        rows.append(run._resident.embedding.detach().clone())
+    assert torch.equal(rows[0][2:], rows[1][2:])
+    assert not torch.equal(rows[0][:2], rows[1][:2])
 
 
 def test_rows_are_normalised_when_asked(graph):

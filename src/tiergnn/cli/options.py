@@ -141,7 +141,8 @@ LearningRate = Annotated[
     float | None, _optimise("--lr", "--learning-rate", help="Step size.", default="0.01")
 ]
 WeightDecay = Annotated[
-    float | None, _optimise("--weight-decay", "--wd", help="L2 penalty.", default="0")
+    float | None,
+    _optimise("--weight-decay", "--wd", help="L2 penalty; not of learned rows.", default="0"),
 ]
 Optimizer = Annotated[
     str | None, _optimise("--optimizer", help="adam, adamw, sgd, ...", default="adam")
@@ -163,7 +164,11 @@ Patience = Annotated[
 ]
 Metric = Annotated[
     str | None,
-    _optimise("--metric", help="What validation judges by.", default="by the task"),
+    _optimise(
+        "--metric",
+        help="What validation judges by.",
+        default="accuracy; several labels roc_auc; real mse",
+    ),
 ]
 EvalEvery = Annotated[
     int | None, _optimise("--eval-every", help="Epochs between evaluations.", default="1")

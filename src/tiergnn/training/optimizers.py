@@ -34,6 +34,8 @@ def make_optimizer(
 ) -> Optimizer:
     """The optimizer of the model's parameters and ``extra`` ones. Raises ConfigError.
 
+    ``extra`` are learned rows of nodes: a named optimizer doesn't decay them. A row has a gradient
+    only from the labels near it, and where that is small decay wears it away.
     An optimizer object must hold parameters of the model only; its state moves to their device.
     """
     extra = list(extra)
@@ -50,6 +52,10 @@ def make_optimizer(
             if weight_decay:
                 raise ConfigError("lbfgs has no weight_decay", hint="another optimizer")
             options = {"lr": lr, "line_search_fn": "strong_wolfe"}
+        elif extra and weight_decay:
+            own = [p for p in params if all(p is not e for e in extra)]
+            groups: list[dict[str, Any]] = [{"params": own}]
+            return OPTIMIZERS[choice]([*groups, {"params": extra, "weight_decay": 0.0}], **options)
         return OPTIMIZERS[choice](params, **options)
     if not callable(choice):
         raise ConfigError(
