@@ -9,6 +9,7 @@ An action runs when those in ``after`` and all earlier ones of its rank and lane
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -182,6 +183,16 @@ class Work:
     launches: int = 1
     evenness: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.kind not in WORKS:
+            raise PlanError(f"unknown kind of work {self.kind!r}", hint=", ".join(WORKS))
+        if not self.place.isidentifier():
+            raise PlanError(f"not a place of work: {self.place!r}")
+        if min(self.amount, self.grain, self.span, self.launches) < 0:
+            raise PlanError(f"wanted work of 0 or more, had {self}")
+        if not (math.isfinite(self.evenness) and self.evenness >= 0):
+            raise PlanError(f"wanted an evenness of 0 or more, had {self.evenness}")
+
     def __str__(self) -> str:
         even = "" if self.evenness == 1.0 else f"~{self.evenness!r}"
         return (
@@ -235,7 +246,7 @@ class Action:
     def label(self) -> str:
         """``FORWARD s1 p3``."""
         marks = ((letter, getattr(self, name)) for letter, name in _NUMBERS.items())
-        return " ".join([self.op.value, *(f"{letter}{n}" for letter, n in marks if n >= 0)])
+        return " ".join([str(self.op), *(f"{letter}{n}" for letter, n in marks if n >= 0)])
 
     @property
     def moved_bytes(self) -> int:
@@ -247,7 +258,7 @@ class Action:
         )
 
     def __str__(self) -> str:
-        words = [str(self.index), f"r{self.rank}", self.lane.value, self.label]
+        words = [str(self.index), f"r{self.rank}", str(self.lane), self.label]
         if self.tag:
             words += ["tag", self.tag]
         for name, values in (("reads", self.reads), ("writes", self.writes), ("after", self.after)):

@@ -24,11 +24,17 @@ def check_names(schedule: Schedule, machine: Machine) -> None:
     if len(schedule.buffer_of) != len(schedule.buffers):
         names = [buffer.name for buffer in schedule.buffers]
         twice = next(name for name in names if names.count(name) > 1)
-        raise PlanError(f"wanted buffers with names of their own, had {twice} twice")
+        raise PlanError(
+            f"wanted buffers with names of their own, had {twice} twice",
+            culprit=str(schedule.buffer_of[twice]),
+            hint="a name for each time that it is reserved",
+        )
     for buffer in schedule.buffers:
         if not 0 <= buffer.rank < schedule.num_ranks:
             raise PlanError(
-                f"wanted a rank below {schedule.num_ranks}, had {buffer.rank}", culprit=str(buffer)
+                f"wanted {buffer.name} on a rank below {schedule.num_ranks}, had {buffer.rank}",
+                culprit=str(buffer),
+                hint=f"the schedule is of {schedule.num_ranks} ranks",
             )
         if buffer.tier not in TIERS:
             raise PlanError(

@@ -97,8 +97,8 @@ class Writer:
 
     A strategy says what is read and written; the writer adds to ``after`` the latest writer of
     each buffer that is read, and the readers of each that is written over. What another rank did
-    to it cannot be waited for: the latest meeting of the own rank stands for it, and ``check``
-    says whether that is enough.
+    to it cannot be waited for: the latest meetings of the own rank stand for it, and ``check``
+    says whether they are enough.
     """
 
     def __init__(self, strategy: str, num_ranks: int = 1):
@@ -109,7 +109,7 @@ class Writer:
         self._readers: dict[str, list[int]] = {}
         self._released: dict[tuple[int, str], dict[Lane, int]] = {}
         self._last: dict[int, dict[Lane, int]] = {}
-        self._met: dict[int, int] = {}
+        self._met: dict[int, dict[Lane, int]] = {}
 
     def buffer(
         self,
@@ -192,7 +192,7 @@ class Writer:
             self._writer[name] = index
         waits = set(after) | {i for i in earlier if self._actions[i].rank == rank}
         if rank in self._met and any(self._actions[i].rank != rank for i in earlier):
-            waits.add(self._met[rank])
+            waits.update(self._met[rank].values())
         for name in reads:
             self._readers.setdefault(name, []).append(index)
         self._actions.append(
@@ -213,7 +213,7 @@ class Writer:
         )
         self._last.setdefault(rank, {})[lane] = index
         if op in TOGETHER or op in (Op.SEND, Op.RECV):
-            self._met[rank] = index
+            self._met.setdefault(rank, {})[lane] = index
         return index
 
     def meet(
