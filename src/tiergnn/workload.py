@@ -26,26 +26,28 @@ class Extent:
     edges: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How a kernel cuts a block into tasks: one every ``units`` row ends and edges, ``most`` at
-    most; of the rows of sources (the transposed block) when ``of`` is "sources"."""
+    """How a kernel cuts a block into tasks: one every ``units`` row ends and edges (a last short
+    one too where ``rest``), ``most`` at most; of the out-edges of sources with ``transposed``."""
 
     units: int
     most: int
-    of: str = "rows"
+    rest: bool
+    transposed: bool = False
 
     def count(self, extent: Extent) -> int:
-        rows = extent.rows if self.of == "rows" else extent.sources
-        return min(self.most, max(1, -(-(rows + extent.edges) // self.units)))
+        units = extent.edges + (extent.sources if self.transposed else extent.rows)
+        tasks = -(-units // self.units) if self.rest else units // self.units
+        return min(self.most, max(1, tasks))
 
 
-# The work arrays of the CPU's kernels: cpu_tasks.even_tasks, attention's cpu_rows.num_tasks.
+# The work arrays of the CPU's kernels: aggregate's cpu_tasks, attention's cpu_rows.
 TASKS = {
-    "sums": Cut(8192, 1024),
-    "sums_t": Cut(8192, 1024, "sources"),
-    "attention": Cut(2048, 256),
-    "attention_t": Cut(2048, 256, "sources"),
+    "sums": Cut(units=8192, most=1024, rest=False),
+    "sums_t": Cut(units=8192, most=1024, rest=False, transposed=True),
+    "attention": Cut(units=2048, most=256, rest=True),
+    "attention_t": Cut(units=2048, most=256, rest=True, transposed=True),
 }
 
 
@@ -103,7 +105,7 @@ class Peak:
     sizes: tuple[Size, ...] = ()
 
     def at(self, extent: Extent) -> int:
-        return max((size.at(extent) for size in self.sizes), default=0)
+        return max(0, *(size.at(extent) for size in self.sizes), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

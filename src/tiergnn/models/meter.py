@@ -1,0 +1,452 @@
+"""Metering: a model's stages run on a few small blocks, and what they take as functions of a block.
+
+Each stage runs forward and backward by itself, as executors run it (``passes``), on blocks of
+different numbers of rows, sources and edges, while the allocator is watched. Each allocation is
+then a linear function of the block (or of the number of tasks that a kernel cuts it into), and so
+are their running sums, the largest of which are the peaks.
+
+Legend: P rows of a block, S its sources, E its edges, D columns.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from tiergnn.models.allocations import Allocations, one_thread, recording
+from tiergnn.models.ending import Ending, LossWork, StepWork, meter_loss, meter_step
+from tiergnn.models.linearity import Law, peak_of
+from tiergnn.models.moments import moments_grad
+from tiergnn.models.passes import Kept, run_backward, run_forward
+from tiergnn.models.sample_blocks import SampleBlock, sample_blocks
+from tiergnn.models.stages import Program, Stage
+from tiergnn.models.trace import trace
+from tiergnn.models.works import Done, Works, terms
+from tiergnn.workload import (
+    Extent,
+    Peak,
+    RowKind,
+    Size,
+    StageWork,
+    Topology,
+    Workload,
+)  # fmt: skip
+
+_KEY = (1, 2)
+Order = Callable[[], AbstractContextManager[Any]]
+
+
+def meter(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    *,
+    training: bool = True,
+    learned: bool = False,
+    loops: bool = True,
+    ending: Ending | None = None,
+    order: Order = nullcontext,
+) -> Workload:
+    """The workload of ``model`` on the device and in the dtype of ``inputs`` (as for ``trace``).
+
+    ``learned``: the features x are parameters. ``loops``: the graph has edges from rows to
+    themselves (at most one a row, for what is counted to bound it). ``ending`` is what follows the
+    stages. ``order`` is entered around forward passes, as the executor does. A copy of the model
+    is run; the model stays as it is. Raises ConfigError for a model that cannot be cut.
+    """
+    trace(model, inputs, training=training)  # lazy parameters get their shapes
+    model = copy.deepcopy(model).to(inputs["x"].device)
+    with one_thread(), _mode(model, training):
+        program = trace(model, inputs, training=training)
+        bench = _Bench(program, inputs, learned, order)
+        passes = [_Passes(bench, sample) for sample in sample_blocks(bench.device, loops=loops)]
+        law = Law([p.sample.extent for p in passes], [p.sample.loops for p in passes])
+        fits = {stage.index: _Fits(law, bench, stage, passes) for stage in program.stages}
+        loss, step = LossWork((), Peak()), StepWork((), 0, 0)
+        if ending is not None:
+            loss = meter_loss(ending, bench.example(program.output), training=training)
+        if ending is not None and training:
+            step = meter_step(ending, model.parameters())
+    parameters = list(model.parameters())
+    return Workload(
+        name=type(model).__name__,
+        dtype=_name(inputs["x"].dtype),
+        rows=tuple(
+            RowKind(
+                name=r.name,
+                width=r.width,
+                dtype=_name(r.dtype),
+                of=r.of,
+                grad=r.name in bench.graded,
+            )
+            for r in program.rows.values()
+        ),
+        inputs=program.needs,
+        output=program.output,
+        stages=tuple(fit.stage_work() for fit in fits.values()),
+        loss=loss.work,
+        loss_held=loss.held,
+        step=step.work,
+        step_held=step.held_bytes,
+        parameter_bytes=_bytes(parameters),
+        optimizer_bytes=step.state_bytes,
+        topology=Topology(
+            forward=_sum(fit.lasting_forward for fit in fits.values()),
+            backward=_sum(fit.lasting_backward for fit in fits.values()),
+            loops=loops,
+        ),
+    )
+
+
+class _Bench:
+    """A program and rows to run its stages on, of any number; values do not matter."""
+
+    def __init__(self, program: Program, inputs: Mapping[str, Tensor], learned: bool, order: Order):
+        self.program, self.order = program, order
+        self.device = inputs["x"].device
+        self.edges = [name for name in program.needs if name != "x"]
+        self._inputs = inputs
+        self._generator = torch.Generator(self.device).manual_seed(0)
+        # Names of rows and moments that gradients flow to.
+        self.graded: set[str] = {"x"} if learned else set()
+        self.moments_of = {
+            s.statistic.name: s.statistic.of for s in program.stages if s.statistic is not None
+        }
+        self.saves: dict[int, tuple[str, ...]] = {}  # by stage: rows that its backward reads
+        self.parameter_bytes: dict[int, int] = {}
+        for stage in program.stages:
+            self._follow(stage)
+
+    def _follow(self, stage: Stage) -> None:
+        if stage.statistic is not None and stage.statistic.of in self.graded:
+            self.graded.add(stage.statistic.name)
+        sample = next(iter(sample_blocks(self.device, loops=True)))
+        rows = self.rows(stage, sample)
+        with self.order():
+            written, kept = run_forward(
+                stage, sample.block, _KEY, rows.gathered, rows.own, keep=True
+            )
+        assert kept is not None
+        self.graded |= set(kept.ends)
+        self.parameter_bytes[stage.index] = _bytes(_parameters(kept))
+        names = {
+            n: StorageWeakRef(row.untyped_storage()) for n, row in (*rows.items(), *written.items())
+        }
+        del rows, written
+        self.saves[stage.index] = tuple(n for n, ref in names.items() if not ref.expired())
+
+    def rows(self, stage: Stage, sample: SampleBlock) -> _Rows:
+        """New rows for one run of a stage."""
+        gathered = {n: self._make(n, sample.extent.sources) for n in stage.gathers}
+        own = {n: self._make(n, sample.extent.rows) for n in stage.reads}
+        own |= {n: self._make(n, sample.extent.edges) for n in stage.edges}
+        if stage.statistic is not None and stage.statistic.of not in own:
+            own[stage.statistic.of] = self._make(stage.statistic.of, sample.extent.rows)
+        for name in stage.statistics:
+            own[name] = self._moments(name)
+        return _Rows(gathered, own)
+
+    def grads(self, stage: Stage, extent: Extent) -> dict[str, Tensor]:
+        """Gradients of what a stage writes."""
+        return {
+            n: self._make(n, self.count(n, extent)).detach()
+            for n in stage.writes
+            if n in self.graded
+        }
+
+    def count(self, name: str, extent: Extent) -> int:
+        return extent.edges if self.program.rows[name].of == "edges" else extent.rows
+
+    def row_bytes(self, name: str) -> int:
+        return self.program.rows[name].row_bytes
+
+    def moment_bytes(self, name: str) -> int:
+        return _bytes([self._moments(name)])
+
+    def example(self, name: str) -> Tensor:
+        return self._make(name, 2).detach()
+
+    def _make(self, name: str, count: int) -> Tensor:
+        rows = self.program.rows[name]
+        if name in self.program.needs:
+            given = self._inputs[name].detach()
+            made = given[torch.arange(count, device=self.device) % max(1, given.shape[0])]
+            made = made if given.shape[0] else given.new_ones(count, *given.shape[1:])
+        elif rows.dtype.is_floating_point:
+            made = torch.randn(count, *rows.shape, generator=self._generator, device=self.device)
+            made = made.to(rows.dtype)
+        else:
+            made = torch.zeros(count, *rows.shape, dtype=rows.dtype, device=self.device)
+        return made.requires_grad_() if name in self.graded else made
+
+    def _moments(self, name: str) -> Tensor:
+        of = self.program.rows[self.moments_of[name]]
+        dtype = torch.promote_types(of.dtype, torch.float32)
+        made = torch.ones(3, of.width, dtype=dtype, device=self.device)
+        return made.requires_grad_() if name in self.graded else made
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What a stage is given: rows of sources, and own rows, those of edges and moments."""
+
+    gathered: dict[str, Tensor]
+    own: dict[str, Tensor]
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.gathered.items()
+        yield from self.own.items()
+
+
+class _Passes:
+    """All passes over one block: recorded when it is new, recorded again, and by operation.
+
+    ``events[index, phase]`` is (when it was new, later): the allocations, in order.
+    ``written`` are bytes of memory that a stage's outputs took, ``kept`` those that stayed beyond.
+    """
+
+    def __init__(self, bench: _Bench, sample: SampleBlock):
+        self.bench, self.sample = bench, sample
+        self.written: dict[int, int] = {}
+        self.works: dict[tuple[int, str], list[Done]] = {}
+        for p in bench.program.stages[0].root.parameters() if bench.program.stages else ():
+            p.grad = torch.zeros_like(p) if p.requires_grad else None
+        first, then = self._recorded(), self._recorded()
+        self.events = {key: (first[key], then[key]) for key in first}
+        self._run_works()
+
+    def _recorded(self) -> dict[tuple[int, str], list[int]]:
+        with recording(self.bench.device) as allocations:
+            self._run(allocations)
+        found = {}
+        for mark, events in allocations.by_mark.items():
+            if mark:
+                phase, index = mark.split()
+                found[int(index), phase] = events
+        return found
+
+    def _run(self, allocations: Allocations) -> None:
+        bench, stages = self.bench, self.bench.program.stages
+        held: dict[int, tuple[_Rows, Kept, dict[str, Tensor]]] = {}
+        for stage in stages:
+            rows = bench.rows(stage, self.sample)
+            allocations.mark(f"forward {stage.index}")
+            result = self._forward(stage, rows, keep=False)
+            del result
+            allocations.mark("")
+            if not bench.program.training:
+                continue
+            allocations.mark(f"keep {stage.index}")
+            written, kept, moments = self._forward(stage, rows, keep=True)
+            allocations.mark("")
+            self.written[stage.index] = _own_bytes(written, rows)
+            del moments
+            assert kept is not None
+            held[stage.index] = rows, kept, written
+        for stage in reversed(stages) if held else ():
+            rows, kept, written = held.pop(stage.index)
+            grads = bench.grads(stage, self.sample.extent)
+            allocations.mark(f"backward {stage.index}")
+            found = self._backward(stage, rows, kept, grads)
+            allocations.mark("")
+            del found, rows, kept, written
+
+    def _forward(
+        self, stage: Stage, rows: _Rows, *, keep: bool
+    ) -> tuple[dict[str, Tensor], Kept | None, Tensor | None]:
+        moments = None
+        with self.bench.order():
+            if stage.statistic is not None:
+                with torch.no_grad():
+                    moments = stage.combine([stage.partial(self.sample.block, rows.own)])
+            written, kept = run_forward(
+                stage, self.sample.block, _KEY, rows.gathered, rows.own, keep=keep
+            )
+        return written, kept, moments
+
+    def _backward(
+        self, stage: Stage, rows: _Rows, kept: Kept, grads: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        found = dict(run_backward(kept, grads))
+        if stage.statistic is not None and stage.statistic.name in found:
+            name, of = stage.statistic.name, stage.statistic.of
+            values = rows.own[name]
+            found[f"own:{of}"] = moments_grad(rows.own[of], values, found[name])
+        return found
+
+    def _run_works(self) -> None:
+        bench, stages = self.bench, self.bench.program.stages
+        held: dict[int, tuple[_Rows, Kept]] = {}
+        with Works() as works:
+            for stage in stages:
+                rows = bench.rows(stage, self.sample)
+                works.take()
+                _, kept, _ = self._forward(stage, rows, keep=bench.program.training)
+                self.works[stage.index, "forward"] = works.take()
+                if kept is None:
+                    continue
+                held[stage.index] = rows, kept
+            for stage in reversed(stages) if held else ():
+                rows, kept = held.pop(stage.index)
+                grads = bench.grads(stage, self.sample.extent)
+                works.take()
+                self._backward(stage, rows, kept, grads)
+                self.works[stage.index, "backward"] = works.take()
+
+
+class _Fits:
+    """One stage's bytes and works on all blocks, as sizes."""
+
+    def __init__(self, law: Law, bench: _Bench, stage: Stage, passes: Sequence[_Passes]):
+        self._law, self._bench, self._stage, self._passes = law, bench, stage, passes
+        index, blocks = stage.index, [p.sample.extent for p in passes]
+        declared = [
+            sum(bench.row_bytes(n) * bench.count(n, extent) for n in stage.writes)
+            for extent in blocks
+        ]
+        rows = law.size(declared)
+        moments = Size()
+        if stage.statistic is not None:
+            moments = Size(bench.moment_bytes(stage.statistic.name))
+        new, again = self._events("forward")
+        self.lasting_forward = new[-1] - again[-1]
+        self.forward_held = self._peak([new, again], rows + moments)
+        self.kept, self.kept_held, self.backward_held = Size(), Peak(), Peak()
+        self.lasting_backward = Size()
+        if not bench.program.training:
+            return
+        owned = [min(a, p.written[index]) for a, p in zip(declared, passes, strict=True)]
+        new, again = self._events("keep")
+        self.kept = again[-1] - law.size(owned) - moments
+        self.lasting_forward += new[-1] - again[-1]
+        self.kept_held = self._peak([new, again], rows + moments)
+        new, again = self._events("backward")
+        self.lasting_backward = new[-1] - again[-1]
+        self.backward_held = self._peak([new, again], law.size(self._gradients(blocks)))
+
+    def _events(self, phase: str) -> tuple[list[Size], list[Size]]:
+        """The running totals of a pass over a new block, and over one that it ran on before."""
+        index = self._stage.index
+        first, then = (
+            self._law.totals([p.events[index, phase][again] for p in self._passes])
+            for again in (0, 1)
+        )
+        return first, then
+
+    @staticmethod
+    def _peak(runs: Sequence[Sequence[Size]], less: Size) -> Peak:
+        """The most held in two runs beyond ``less``, and beyond what the first left for good."""
+        first, then = runs
+        lasting = first[-1] - then[-1]
+        return peak_of([*(size - lasting - less for size in first), *(s - less for s in then)])
+
+    def _gradients(self, extents: Sequence[Extent]) -> list[float]:
+        """Bytes of the gradients that this stage's backward is the first to write, by block."""
+        bench, stage = self._bench, self._stage
+        later = [s for s in bench.program.stages if s.index > stage.index]
+        reached = {name for s in later for name in _reads(s)}
+        first = [n for n in _reads(stage) if n in bench.graded and n not in reached]
+        totals = []
+        for extent in extents:
+            total = 0.0
+            for name in first:
+                if name in bench.moments_of:
+                    total += bench.moment_bytes(name)
+                elif name in stage.gathers:
+                    total += bench.row_bytes(name) * extent.sources
+                else:
+                    total += bench.row_bytes(name) * bench.count(name, extent)
+            totals.append(total)
+        return totals
+
+    def stage_work(self) -> StageWork:
+        bench, stage, law = self._bench, self._stage, self._law
+        of = "" if stage.statistic is None else stage.statistic.of
+        passes = {
+            phase: terms(law, [p.works.get((stage.index, phase), []) for p in self._passes])
+            for phase in ("forward", "backward")
+        }
+        return StageWork(
+            index=stage.index,
+            kind=stage.kind,
+            op=stage.op,
+            gathers=stage.gathers,
+            reads=tuple(dict.fromkeys((*([of] if of else []), *stage.reads, *stage.edges))),
+            writes=stage.writes,
+            frees=stage.frees,
+            saves=bench.saves[stage.index] if bench.program.training else (),
+            columnwise=stage.kind == "graph" and not stage.op.endswith("as it stands"),
+            forward=passes["forward"],
+            backward=passes["backward"],
+            forward_held=self.forward_held,
+            kept=self.kept,
+            kept_held=self.kept_held,
+            backward_held=self.backward_held,
+            parameter_bytes=bench.parameter_bytes[stage.index],
+            moments_of=of,
+            statistics=stage.statistics,
+        )
+
+
+def _reads(stage: Stage) -> tuple[str, ...]:
+    """Names of all that gradients flow to from a stage."""
+    of = () if stage.statistic is None else (stage.statistic.of,)
+    return tuple(
+        dict.fromkeys((*stage.gathers, *stage.reads, *stage.edges, *stage.statistics, *of))
+    )
+
+
+def _parameters(kept: Kept) -> list[Tensor]:
+    """The leaves of a graph: parameters, each once."""
+    found: dict[int, Tensor] = {}
+    waiting: list[Any] = [end.grad_fn for end in kept.ends.values()]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(leaf := getattr(node, "variable", None), nn.Parameter):
+            found[id(leaf)] = leaf
+        for follower, _ in node.next_functions:
+            if follower is not None and follower not in seen:
+                seen.add(follower)
+                waiting.append(follower)
+    return list(found.values())
+
+
+def _own_bytes(written: Mapping[str, Tensor], rows: _Rows) -> int:
+    """Of memory that is of the rows written, and not of those that were given."""
+    given = {row.untyped_storage().data_ptr() for _, row in rows.items()}
+    memory = [row.untyped_storage() for row in written.values()]
+    return sum({m.data_ptr(): m.nbytes() for m in memory if m.data_ptr() not in given}.values())
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _sum(sizes: Iterable[Size]) -> Size:
+    total = Size()
+    for size in sizes:
+        total += size
+    return total
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def _mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """The model in one mode, and as it was afterwards."""
+    before = {m: m.training for m in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for m, flag in before.items():
+            m.training = flag

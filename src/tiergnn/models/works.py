@@ -1,0 +1,219 @@
+"""What a run computes, by the operations that torch is asked for: rows gathered, products, and rows
+read and written in order.
+
+Legend: P rows, S sources, E edges, D columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tiergnn.kernels.block import Block
+from tiergnn.models.linearity import Law
+from tiergnn.workload import Size, Term
+
+
+class Done(NamedTuple):
+    """One operation's work of one kind; ``launches`` 0 for what another entry of it launched."""
+
+    kind: str
+    amount: float
+    grain: int = 0
+    table_bytes: float = 0.0
+    launches: int = 1
+
+
+class Works(TorchDispatchMode):
+    """While entered, lists what every operation does; ``take`` gives the list and starts anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done: list[Done] = []
+
+    def take(self) -> list[Done]:
+        done, self._done = self._done, []
+        return done
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if not func.is_view:
+            self._done += _done(func.name(), (*args, *kwargs.values()), out)
+        return out
+
+
+def terms(law: Law, by_block: Sequence[Sequence[Done]]) -> tuple[Term, ...]:
+    """The works of one pass on every block, in one order, as terms; those alike are added up.
+
+    Blocks that did not do the same operations give the sums of each kind.
+    """
+    if len({tuple((d.kind, d.launches) for d in done) for done in by_block}) > 1:
+        by_block = [_summed(done) for done in by_block]
+    found: dict[tuple[str, int, Size], tuple[Size, int]] = {}
+    for same in zip(*by_block, strict=True):
+        grain = min(done.grain for done in same)
+        table = law.size([done.table_bytes for done in same])
+        amount = law.size([done.amount for done in same])
+        key = (same[0].kind, grain, table)
+        before, launches = found.get(key, (Size(), 0))
+        found[key] = (before + amount, launches + same[0].launches)
+    return tuple(
+        Term(kind=kind, amount=amount, grain=grain, table=table, launches=launches)
+        for (kind, grain, table), (amount, launches) in found.items()
+        if amount != Size() or launches
+    )
+
+
+def _summed(done: Sequence[Done]) -> list[Done]:
+    """One entry a kind, gathers of the widest rows."""
+    sums = []
+    for kind in ("gather", "matmul", "stream"):
+        these = [d for d in done if d.kind == kind]
+        sums.append(
+            Done(
+                kind,
+                sum(d.amount for d in these),
+                max((d.grain for d in these), default=0),
+                max((d.table_bytes for d in these), default=0.0),
+            )
+        )
+    return sums
+
+
+def _done(name: str, given: Sequence[Any], out: Any) -> list[Done]:
+    plain = name.split("::")[-1].split(".")[0]
+    read = [t for t in tree_leaves(given) if isinstance(t, Tensor)]
+    written = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+    if plain in _NOTHING or not (read or written):
+        return []
+    special = _GRAPH if name.startswith("tiergnn::") else _DENSE
+    make = special.get(plain)
+    if make is not None:
+        return make(given, read, written)
+    return [Done("stream", _bytes(*read, *written))]
+
+
+def _bytes(*tensors: Tensor | None) -> float:
+    return float(sum(t.numel() * t.element_size() for t in tensors if t is not None))
+
+
+def _row_bytes(tensor: Tensor) -> int:
+    rows = max(1, tensor.shape[0]) if tensor.dim() else 1
+    return tensor.numel() // rows * tensor.element_size()
+
+
+# Products
+
+
+def _product(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    left, right = read[-2:]
+    sizes = (left.shape[-2], left.shape[-1], right.shape[-1])
+    batch = math.prod(left.shape[:-2])
+    return [Done("matmul", 2.0 * batch * math.prod(sizes), min(sizes))]
+
+
+# Rows by index
+
+
+def _by_index(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """Rows of a table taken or added to by index; a row an index, which is read or written too."""
+    table = read[0]
+    index = next((t for t in read if not t.is_floating_point()), table)
+    count = index.shape[0] if index.dim() else 1
+    grain = max(1, _row_bytes(table))
+    moved = float(count * grain)
+    return [
+        Done("gather", moved, grain, _bytes(table)),
+        Done("stream", moved + _bytes(index), launches=0),
+    ]
+
+
+# Our kernels, whose first argument is a block's handle
+
+
+def _sum(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    block = Block.by_handle(given[0])
+    (rows,) = [t for t in given[1:] if isinstance(t, Tensor)][:1]
+    return _rows_by_edge(block, [rows], written)
+
+
+def _dot(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    block = Block.by_handle(given[0])
+    return _rows_by_edge(block, [read[-1]], [*written, read[0]])
+
+
+def _max_grad(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    block = Block.by_handle(given[0])
+    return _rows_by_edge(block, read[:2] if not given[1] else read[2:3], written)
+
+
+def _gat(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """Forward gathers rows and scores of sources."""
+    return _rows_by_edge(Block.by_handle(given[0]), read[:2], [*written, *read[2:3]])
+
+
+def _gat_grad(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """By source: gradients of destinations' rows, and four numbers a head of theirs."""
+    grad, out, best = read[0], read[1], read[2]
+    done = _rows_by_edge(Block.by_handle(given[0]), [grad, best, best, best, best], written)
+    return [*done, Done("stream", 2 * _bytes(grad) + _bytes(out), launches=0)]
+
+
+def _gatv2(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    return _rows_by_edge(Block.by_handle(given[0]), read[:1], [*written, read[1]])
+
+
+def _gatv2_grad(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """By source over rows of destinations and gradients; by destination over those of sources."""
+    block = Block.by_handle(given[0])
+    grad, source, own = read[0], read[4], read[5]
+    first = _rows_by_edge(block, [grad, own], written)
+    return first + _rows_by_edge(block, [source], [grad, own])
+
+
+def _edge_mean(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    return [Done("stream", _bytes(*read, *written))]
+
+
+def _rows_by_edge(block: Block, tables: list[Tensor], streamed: list[Tensor]) -> list[Done]:
+    """A row of each table for every edge; the edges themselves and other rows in order."""
+    index = block.num_edges * (block.col.element_size())
+    done = [
+        Done(
+            "gather", float(block.num_edges * _row_bytes(t)), _row_bytes(t), _bytes(t), int(i == 0)
+        )
+        for i, t in enumerate(tables)
+    ]
+    return [*done, Done("stream", _bytes(*streamed) + index, launches=0)]
+
+
+Maker = Callable[[Sequence[Any], list[Tensor], list[Tensor]], list[Done]]
+_GRAPH: dict[str, Maker] = {
+    "aggregate_sum": _sum,
+    "aggregate_max": _sum,
+    "aggregate_edge_dot": _dot,
+    "aggregate_max_grad": _max_grad,
+    "gat_attention": _gat,
+    "gat_attention_grad": _gat_grad,
+    "gatv2_attention": _gatv2,
+    "gatv2_attention_grad": _gatv2_grad,
+    "edge_mean": _edge_mean,
+}
+_DENSE: dict[str, Maker] = dict.fromkeys(("mm", "bmm", "addmm", "addbmm", "baddbmm"), _product)
+_DENSE |= dict.fromkeys(
+    (
+        "index_select", "index", "gather", "embedding", "index_add", "index_add_", "scatter_add",
+        "scatter_add_", "scatter_reduce", "scatter_reduce_", "scatter", "scatter_", "index_put",
+        "index_put_", "_index_put_impl_", "index_reduce", "index_reduce_", "segment_reduce",
+    ),
+    _by_index,
+)  # fmt: skip
+_NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "lift_fresh", "alias"}
