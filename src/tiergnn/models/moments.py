@@ -38,6 +38,16 @@ def combine_moments(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([total, whole, (squares + count * (mean - whole).square()).sum(0)])
 
 
+def moments_grad(x: Tensor, values: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of a part's rows x [P, D] from that of the moments of all rows [3, D].
+
+    The squares do not move with the mean: deviations from it add up to 0.
+    """
+    count, mean, _ = values.detach()
+    out = x.detach().to(values.dtype) - mean
+    return out.mul_(2 * grad[2]).add_(grad[1] / count.clamp(min=1)).to(x.dtype)
+
+
 @operation(kind="structure", of="whole")
 def unless_single(value: Tensor, running: Tensor, block: Block) -> Tensor:
     """``value``, or ``running`` when the whole graph has one node or none."""
