@@ -1,0 +1,432 @@
+"""The simulator against cases that can be worked out by hand, and laws that hold for all schedules.
+
+Every link of the test machine moves a byte a second and its device streams one, so that the amount
+of a work is its seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.schedule.legal import machine, move, random_legal, stream, whole
+from tiergnn.errors import PlanError
+from tiergnn.hardware.machine import Curve, Link, Machine
+from tiergnn.planner.cost import Costs
+from tiergnn.planner.critical import Stall, critical_path
+from tiergnn.planner.simulate import simulate
+from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.check import peaks
+from tiergnn.schedule.order import order_of
+from tiergnn.schedule.schedule import Schedule, Writer
+from tiergnn.schedule.timeline import Timeline, side_by_side
+
+SEEDS = st.integers(0, 10**6)
+COMPUTE, H2D, D2H, PEER = Lane.COMPUTE, Lane.H2D, Lane.D2H, Lane.PEER
+
+
+def clocked(schedule: Schedule, on: Machine | None = None) -> Timeline:
+    on = on or machine(schedule.num_ranks)
+    return simulate(schedule, on, Costs.of(on))
+
+
+def at(timeline: Timeline) -> dict[int, tuple[float, float]]:
+    return {span.index: (span.start_s, span.end_s) for span in timeline.spans}
+
+
+def link(rate: float = 1.0, **fields) -> Link:
+    return Link(Bps=Curve.flat(rate), **fields)
+
+
+# --- closed forms ---
+
+
+def test_two_lanes_run_side_by_side():
+    w = Writer("test")
+    w.add(0, H2D, Op.COPY, work=[move("h2d", 5)])
+    w.add(0, COMPUTE, Op.FORWARD, work=[stream(3)])
+    w.add(0, COMPUTE, Op.FORWARD, work=[stream(4)])
+    w.add(0, D2H, Op.COPY, after=[0, 2], work=[move("d2h", 2)])
+    timeline = clocked(w.finish())
+    assert at(timeline) == {0: (0, 5), 1: (0, 3), 2: (3, 7), 3: (7, 9)}
+    assert timeline.seconds == 9
+    assert timeline.busy_s() == {(0, "compute"): 7, (0, "h2d"): 5, (0, "d2h"): 2}
+    assert timeline.idle_s() == {(0, "compute"): 2, (0, "h2d"): 4, (0, "d2h"): 7}
+    assert timeline.moved_bytes() == {"h2d": 5, "compute": 0, "d2h": 2}
+    assert timeline.bottleneck == "compute"
+
+
+@pytest.mark.parametrize(("load", "work"), [(3, 5), (5, 3), (4, 4)])
+def test_double_buffering_runs_at_the_pace_of_the_slower_lane(load, work):
+    w = Writer("test")
+    num = 20
+    for i in range(num):
+        w.buffer(f"b{i}", 0, "device", "staging", 10)
+        w.reserve(0, f"b{i}", lane=H2D)
+        w.add(0, H2D, Op.COPY, writes=[f"b{i}"], work=[move("h2d", load)])
+        if i:
+            w.release(0, f"b{i - 1}")
+        w.add(0, COMPUTE, Op.FORWARD, reads=[f"b{i}"], work=[stream(work)])
+    w.release(0, f"b{num - 1}")
+    timeline = clocked(w.finish())
+    # Two buffers: the load of one runs beside the work on the other.
+    assert timeline.seconds == load + (num - 1) * max(load, work) + work
+    assert timeline.peak_bytes == ((0, "device", 20),)
+
+
+def transfers(*sizes: int, name: str = "h2d", lane: Lane = H2D) -> Schedule:
+    """One transfer on each of as many ranks, all at once."""
+    w = Writer("test", len(sizes))
+    for rank, num_bytes in enumerate(sizes):
+        w.add(rank, lane, Op.COPY, work=[move(name, num_bytes)])
+    return w.finish()
+
+
+def test_a_link_of_its_own_is_not_shared():
+    assert at(clocked(transfers(4, 4))) == {0: (0, 4), 1: (0, 4)}
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_shared_link_divides_its_rate(devices):
+    on = machine(4, links={"h2d": link(devices=devices)})
+    assert clocked(transfers(6, 6, 6, 6), on).seconds == 6 * devices
+    # One alone has it all.
+    assert clocked(transfers(6, 0, 0, 0), on).seconds == 6
+    # Ranks 0 and 1 share for 2 seconds each way of the shorter one; then the longer has it all.
+    spans = at(clocked(transfers(2, 6, 0, 0), on))
+    assert spans[0] == (0, 4)
+    assert spans[1] == (0, 8)
+
+
+def test_a_latecomer_slows_what_is_under_way():
+    on = machine(2, links={"h2d": link(devices=2)})
+    w = Writer("test", 2)
+    w.add(0, H2D, Op.COPY, work=[move("h2d", 10)])
+    wait = w.add(1, COMPUTE, Op.FORWARD, work=[stream(4)])
+    w.add(1, H2D, Op.COPY, after=[wait], work=[move("h2d", 2)])
+    # Alone until 4, at half rate until 8, when 2 bytes have come; 4 remain.
+    assert at(clocked(w.finish(), on)) == {0: (0, 12), 1: (0, 4), 2: (4, 8)}
+
+
+def test_groups_of_two_hosts_share_nothing():
+    on = machine(2, num_hosts=2, links={"h2d": link(devices=2)})
+    assert clocked(transfers(6, 0, 6, 0), on).seconds == 6
+    assert clocked(transfers(6, 6, 6, 0), on).seconds == 12
+
+
+def test_opposite_directions_slow_each_other():
+    on = machine(links={"h2d": link(duplex_frac=0.5), "d2h": link(duplex_frac=0.8)})
+    w = Writer("test")
+    w.add(0, H2D, Op.COPY, work=[move("h2d", 5)])
+    w.add(0, D2H, Op.COPY, work=[move("d2h", 4)])
+    # d2h ends at 5, having gone at 0.8; until then h2d went at 0.5, and has 2.5 bytes left.
+    spans = at(clocked(w.finish(), on))
+    assert spans[1] == (0, pytest.approx(5))
+    assert spans[0] == (0, pytest.approx(7.5))
+
+
+def test_rows_read_in_place_hold_their_lane_and_share_the_wire():
+    rows = Work(kind="gather", amount=12, grain=4, span=100, place="host")
+    fast = Link(Bps=Curve(((4.0, 2.0), (8.0, 6.0))))
+    w = Writer("test")
+    w.add(0, COMPUTE, Op.FORWARD, work=[rows])
+    w.add(0, COMPUTE, Op.FORWARD, work=[replace(rows, grain=8)])
+    # By the width of a row: 12 bytes at 2 a second, then at 6.
+    alone = clocked(w.finish(), machine(links={"zero_copy": fast}))
+    assert at(alone) == {0: (0, 6), 1: (6, 8)}
+    w.add(0, H2D, Op.COPY, work=[move("h2d", 3)])
+    beside = clocked(w.finish(), machine(links={"zero_copy": fast}))
+    # The copy has half of the wire for 6 seconds, while 6 of the first 12 bytes come.
+    assert at(beside) == {0: (0, 9), 1: (9, 11), 2: (0, 6)}
+    assert alone.moved_bytes() == {"compute": 24}
+
+
+def test_peers_read_in_place():
+    w = Writer("test", 2)
+    for rank in range(2):
+        work = Work(kind="gather", amount=6, place="peer", span=10)
+        w.add(rank, COMPUTE, Op.FORWARD, work=[work, stream(1)])
+    assert clocked(w.finish()).seconds == 7
+    assert clocked(w.finish(), machine(2, links={"peer": link(2.0, devices=2)})).seconds == 7
+    assert clocked(w.finish(), machine(2, links={"peer": link(devices=2)})).seconds == 13
+
+
+def test_a_meeting_waits_for_the_last_and_ends_for_all():
+    w = Writer("test", 3)
+    for rank in range(3):
+        w.add(rank, COMPUTE, Op.FORWARD, work=[stream(rank + 1)])
+    met = w.meet(Op.EXCHANGE, "m", work={0: [move("peer_copy", 4)], 1: [move("peer_copy", 1)]})
+    for rank in range(3):
+        w.add(rank, COMPUTE, Op.FORWARD, after=[met[rank]], work=[stream(1)])
+    spans = at(clocked(w.finish()))
+    assert [spans[met[rank]] for rank in range(3)] == [(3, 7)] * 3
+    assert [spans[met[2] + 1 + rank] for rank in range(3)] == [(7, 8)] * 3
+
+
+def test_some_ranks_meet_while_others_go_on():
+    w = Writer("test", 3)
+    w.add(0, COMPUTE, Op.FORWARD, work=[stream(5)])
+    met = w.meet(Op.BARRIER, "m", ranks=[0, 2])
+    late = w.add(1, PEER, Op.FORWARD, work=[stream(1)])
+    spans = at(clocked(w.finish()))
+    assert spans[met[2]] == (5, 5)
+    assert spans[late] == (0, 1)
+
+
+def test_a_message_takes_both_ends():
+    w = Writer("test", 2)
+    w.add(1, PEER, Op.FORWARD, work=[stream(2)])
+    w.add(0, PEER, Op.SEND, tag="m", work=[move("peer_copy", 3)])
+    w.add(1, PEER, Op.RECV, tag="m")
+    assert at(clocked(w.finish())) == {0: (0, 2), 1: (2, 5), 2: (2, 5)}
+
+
+def test_factors_of_costs_count():
+    schedule = transfers(4)
+    on = machine()
+    costs = Costs(machine=on, factors={"h2d": 2.5})
+    assert simulate(schedule, on, costs).seconds == 10
+
+
+def test_what_waits_forever_is_said():
+    w = Writer("test", 2)
+    for rank in range(2):
+        w.add(rank, PEER, Op.SEND, tag=f"from{rank}")
+        w.add(rank, PEER, Op.RECV, tag=f"from{1 - rank}")
+    with pytest.raises(PlanError, match="crossed sends"):
+        clocked(w.finish())
+
+
+def test_a_link_that_is_not_there():
+    bare = replace(machine(), links={})
+    with pytest.raises(PlanError, match="no h2d link"):
+        clocked(transfers(4), bare)
+
+
+def test_nothing_takes_no_time():
+    timeline = clocked(Schedule(strategy="test", num_ranks=1, buffers=(), actions=()))
+    assert timeline.seconds == 0
+    assert (
+        critical_path(timeline, Schedule(strategy="t", num_ranks=1, buffers=(), actions=())).bound
+        is None
+    )
+
+
+# --- laws ---
+
+
+def shared(ranks: int) -> Machine:
+    links = {"h2d": link(devices=2, duplex_frac=0.7), "d2h": link(duplex_frac=0.6)}
+    return machine(ranks, links=links)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, ranks=st.integers(1, 4))
+def test_orders_are_kept_and_work_is_conserved(seed, ranks):
+    schedule = random_legal(seed, ranks=ranks, steps=40)
+    on = shared(ranks)
+    costs = Costs.of(on)
+    timeline = simulate(schedule, on, costs)
+    assert timeline == simulate(schedule, on, costs)
+    spans = at(timeline)
+    lanes: dict[tuple[int, str], float] = defaultdict(float)
+    done_s = [0.0]
+    for action in schedule.actions:
+        start_s, end_s = spans[action.index]
+        # Nothing ends sooner than it would alone; lanes hold one at a time, in their order.
+        assert end_s - start_s >= costs.seconds(action) * (1 - 1e-9)
+        assert start_s >= lanes[action.rank, action.lane]
+        lanes[action.rank, action.lane] = end_s
+        assert all(spans[i][1] <= start_s for i in action.after)
+        done_s.append(end_s)
+    order = order_of(schedule)
+    for j in range(0, len(schedule.actions), 7):
+        for i in range(0, len(schedule.actions), 5):
+            if order.before(i, j):
+                assert spans[i][1] <= spans[j][0]
+    assert timeline.seconds == max(done_s) >= max(timeline.busy_s().values())
+    # A wire never moves more than its rate: two ranks share one here.
+    for pair in range(0, ranks, 2):
+        moved = sum(
+            work.amount
+            for action in schedule.actions
+            if action.rank in (pair, pair + 1)
+            for work in action.work
+            if work.place == "h2d"
+        )
+        assert timeline.seconds >= moved * (1 - 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, ranks=st.integers(1, 3))
+def test_never_idle_without_a_reason(seed, ranks):
+    """Each action starts the moment that the last of what it waits for ends."""
+    schedule = random_legal(seed, ranks=ranks, steps=40)
+    timeline = clocked(schedule, shared(ranks))
+    path = critical_path(timeline, schedule)
+    spans = at(timeline)
+    assert path.gap_s == 0
+    ended = 0.0
+    for i in path.actions:
+        assert spans[i][0] == ended
+        ended = spans[i][1]
+    assert ended == timeline.seconds
+    assert sum(seconds for _, seconds in path.share_s) == pytest.approx(timeline.seconds)
+    idle = timeline.idle_s()
+    stalled: dict[tuple[int, str], float] = defaultdict(float)
+    for stall in path.stalls:
+        stalled[stall.rank, stall.lane] += stall.seconds
+    assert all(seconds <= idle[key] + 1e-9 for key, seconds in stalled.items())
+
+
+WIRES = dict(
+    zip(
+        Lane, ("h2d", "d2h", "peer", "disk_read", "disk_write", "host_copy", "network"), strict=True
+    )
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, ranks=st.integers(1, 3), name=st.sampled_from([*WIRES.values(), "stream"]))
+def test_faster_is_never_slower(seed, ranks, name):
+    """Where nothing is shared: a faster wire may bring two transfers together on the next one."""
+    schedule = random_legal(seed, ranks=ranks, steps=40)
+    actions = (
+        replace(
+            a,
+            work=tuple(
+                replace(work, place=WIRES[a.lane]) if work.kind == "move" else work
+                for work in a.work
+            ),
+        )
+        for a in schedule.actions
+    )
+    schedule = replace(schedule, actions=tuple(actions))
+    on = machine(ranks)
+    fast = (
+        replace(on, device=replace(on.device, stream_Bps=3.0))
+        if name == "stream"
+        else machine(ranks, links={name: link(3.0)})
+    )
+    assert clocked(schedule, fast).seconds <= clocked(schedule, on).seconds * (1 + 1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS)
+def test_twice_as_fast_takes_half_the_time(seed):
+    schedule = random_legal(seed, ranks=4, steps=40)
+    on = shared(4)
+    links = {name: replace(each, Bps=Curve.flat(2.0)) for name, each in on.links.items()}
+    fast = replace(on, links=links, device=replace(on.device, stream_Bps=2.0))
+    assert clocked(schedule, fast).seconds == pytest.approx(clocked(schedule, on).seconds / 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, ranks=st.integers(1, 3))
+def test_what_is_held_never_exceeds_what_is_proven(seed, ranks):
+    schedule = random_legal(seed, ranks=ranks, steps=40)
+    proven = peaks(schedule)
+    for rank, tier, held in clocked(schedule, shared(ranks)).peak_bytes:
+        assert held <= proven[rank, tier][0]
+
+
+def test_a_long_schedule_is_clocked_in_seconds():
+    ranks = 8
+    w = Writer("long", ranks)
+    for step in range(20_000 // ranks):
+        for r in range(ranks):
+            name = w.buffer(f"b{step}.{r}", r, "device", "staging", 1)
+            w.reserve(r, name)
+            w.add(r, H2D, Op.COPY, writes=[name], work=[move("h2d", 1 + step % 3)])
+            w.add(r, COMPUTE, Op.FORWARD, reads=[name], work=[stream(1)])
+            w.add(r, D2H, Op.COPY, reads=[name], work=[move("d2h", 1 + step % 2)])
+            w.release(r, name)
+    schedule = w.finish()
+    assert len(schedule.actions) == 100_000
+    on = machine(ranks, links={"h2d": link(devices=4, duplex_frac=0.9)})
+    began = time.perf_counter()
+    timeline = clocked(schedule, on)
+    assert time.perf_counter() - began < 10
+    assert timeline.seconds >= 100_000 / 5 / ranks
+
+
+# --- the critical path, and two timelines side by side ---
+
+
+def test_which_lane_bounds_and_who_waits_for_whom():
+    w = Writer("test")
+    for i in range(4):
+        w.buffer(f"b{i}", 0, "device", "staging", 1)
+        w.reserve(0, f"b{i}", lane=H2D)
+        w.add(0, H2D, Op.COPY, writes=[f"b{i}"], work=[move("h2d", 5)])
+        w.add(0, COMPUTE, Op.FORWARD, reads=[f"b{i}"], work=[stream(3)])
+    for i in range(4):
+        w.release(0, f"b{i}")
+    schedule = w.finish()
+    path = critical_path(clocked(schedule), schedule)
+    assert path.bound == (0, "h2d")
+    assert dict(path.share_s) == {(0, "h2d"): 20, (0, "compute"): 3}
+    assert path.stalls == (
+        Stall(rank=0, lane="compute", for_rank=0, for_lane="h2d", seconds=5 + 3 * 2),
+    )
+
+
+def test_a_wait_is_passed_on_through_room_and_meetings():
+    """Rank 1 waits at a barrier, after making room, for the slow copy of rank 0."""
+    w = Writer("test", 2)
+    w.add(0, D2H, Op.COPY, work=[move("d2h", 9)])
+    met = w.meet(Op.BARRIER, "m")
+    w.buffer("b", 1, "device", "staging", 1)
+    room = w.add(1, PEER, Op.RESERVE, writes=["b"])
+    w.add(1, COMPUTE, Op.FORWARD, after=[room], writes=["b"], work=[stream(1)])
+    w.release(1, "b")
+    schedule = w.finish()
+    path = critical_path(clocked(schedule), schedule)
+    assert path.bound == (0, "d2h")
+    assert path.actions[0] == 0
+    assert Stall(rank=1, lane="compute", for_rank=0, for_lane="d2h", seconds=9) in path.stalls
+    assert met[1] in path.actions
+
+
+def test_gaps_of_a_measured_timeline():
+    w = Writer("test")
+    for seconds in (2, 3):
+        w.add(0, COMPUTE, Op.FORWARD, work=[stream(seconds)])
+    schedule = w.finish()
+    predicted = clocked(schedule)
+    first, second = predicted.spans
+    late = replace(second, start_s=second.start_s + 0.5, end_s=second.end_s + 0.5)
+    path = critical_path(Timeline(source="measured", spans=(first, late)), schedule)
+    assert path.gap_s == 0.5
+    assert dict(path.share_s) == {(0, "compute"): 5}
+    # An action without a span takes no time, and does not break the chain.
+    path = critical_path(Timeline(source="measured", spans=(late,)), schedule)
+    assert path.actions == (0, 1)
+
+
+def test_two_timelines_side_by_side():
+    w = Writer("test")
+    for part in range(3):
+        w.add(0, COMPUTE, Op.FORWARD, stage=1, part=part, work=[stream(2)])
+        w.add(0, H2D, Op.COPY, part=part, work=[move("h2d", 1)])
+    predicted = clocked(w.finish())
+    slower = tuple(replace(s, end_s=s.start_s + 2 * (s.end_s - s.start_s)) for s in predicted.spans)
+    rows = side_by_side(predicted, replace(predicted, source="measured", spans=slower[:-1]))
+    assert [(row.lane, row.label, row.predicted, row.measured) for row in rows] == [
+        ("compute", "FORWARD s1", 3, 2),
+        ("h2d", "COPY", 3, 3),
+    ]
+    assert (rows[0].predicted_s, rows[0].measured_s) == (6, 8)
+    assert rows[0].error_frac == -0.25
+    assert rows[1].error_frac == -0.5
+
+
+def test_a_timeline_is_read_back(tmp_path):
+    timeline = clocked(whole())
+    timeline.save(tmp_path / "timeline.json")
+    assert Timeline.load(tmp_path / "timeline.json") == timeline
