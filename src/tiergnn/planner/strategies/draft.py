@@ -86,6 +86,11 @@ class Draft:
         shape = self.layout.parts[part]
         return Extent(shape.rows, shape.sources, shape.edges)
 
+    @staticmethod
+    def dense(rows: int) -> Extent:
+        """Rows without edges: what row-local code runs on."""
+        return Extent(rows, rows, 0)
+
     @property
     def whole(self) -> Extent:
         """The whole graph as one block."""
@@ -133,6 +138,20 @@ class Draft:
     def sum_bytes(self, stage: StageWork) -> int:
         """A row of what an aggregation leaves: as wide as the rows that it gathers."""
         return sum(self.row_bytes(name) for name in stage.gathers)
+
+    @staticmethod
+    def attends(stage: StageWork) -> bool:
+        """Whether an aggregation scores its edges: then it reads own rows too, and again in
+        backward what it gathers."""
+        return len(stage.gathers) > 1 or stage.op.startswith("gat")
+
+    def units(self, stage: StageWork) -> int:
+        """What gathered rows can be cut into: columns, or heads where edges are scored."""
+        width = self.width(stage.gathers[0])
+        if not self.attends(stage):
+            return width
+        heads = next((int(word) for word in stage.op.split() if word.isdecimal()), 1)
+        return heads if heads and width % heads == 0 else 1
 
     def moments_bytes(self, stage: StageWork) -> int:
         """Of the moments that a stage makes."""

@@ -77,11 +77,6 @@ class _Block:
     grads: dict[str, str] = field(default_factory=dict)
 
 
-def _attends(stage: StageWork) -> bool:
-    """Whether an aggregation scores edges: it reads own rows, and backward its inputs again."""
-    return len(stage.gathers) > 1 or stage.op.startswith("gat")
-
-
 class _Sliced:
     def __init__(self, draft: Draft, *, device_frac: float, host_frac: float) -> None:
         self._draft, self._writer = draft, draft.writer
@@ -92,10 +87,10 @@ class _Sliced:
                 continue
             self._check(stage)
             names = [stage.gathers[0]]
-            if _attends(stage):
+            if self._draft.attends(stage):
                 names += [n for n in stage.reads if self._like(stage, n)]
             for name in names:
-                units[name] = self._units(stage)
+                units[name] = draft.units(stage)
         self._slices = Slices(draft, units, device_frac=device_frac, host_frac=host_frac)
         self._moments = Moments(draft)
         self._graded: set[str] = set()
@@ -120,14 +115,6 @@ class _Sliced:
 
     def _of_edges(self, name: str) -> bool:
         return self._draft.workload.row_kind(name).of == "edges"
-
-    def _units(self, stage: StageWork) -> int:
-        """What a gathered tensor can be cut into: its columns, or heads where edges are scored."""
-        width = self._draft.width(stage.gathers[0])
-        if not _attends(stage):
-            return width
-        heads = [int(word) for word in stage.op.split() if word.isdecimal()]
-        return heads[0] if heads and width % heads[0] == 0 else 1
 
     def _like(self, stage: StageWork, name: str) -> bool:
         """Whether rows are cut as the gathered ones are."""
@@ -184,10 +171,6 @@ class _Sliced:
         shape = self._draft.layout.parts[part]
         return Extent(shape.rows, shape.rows, shape.edges)
 
-    def _dense(self, part: int) -> Extent:
-        rows = self._draft.layout.parts[part].rows
-        return Extent(rows, rows, 0)
-
     # Forward
 
     def _forward(self, stage: StageWork) -> None:
@@ -210,7 +193,7 @@ class _Sliced:
     def _read_again(self, name: str) -> bool:
         """Whether a backward reads rows: as inputs of row-local code, of scores, of sums again."""
         for stage in self._draft.users(name):
-            if name in self._rowwise(stage) or _attends(stage) or name in stage.saves:
+            if name in self._rowwise(stage) or self._draft.attends(stage) or name in stage.saves:
                 return True
             if stage.index in self._draft.knobs.recompute:
                 return True
@@ -218,7 +201,7 @@ class _Sliced:
 
     def _rowwise(self, stage: StageWork) -> list[str]:
         """The own rows that the row-local half of a stage reads."""
-        return [] if stage.kind == "graph" and _attends(stage) else list(stage.reads)
+        return [] if stage.kind == "graph" and self._draft.attends(stage) else list(stage.reads)
 
     def _aggregate(self, stage: StageWork, op: Op) -> None:
         """Slice after slice over all rows, from the gathered rows to sums."""
@@ -239,13 +222,13 @@ class _Sliced:
     def _cut(self, stage: StageWork) -> list[str]:
         """The tensors of nodes that an aggregation takes slice by slice."""
         names = [stage.gathers[0]]
-        if _attends(stage):
+        if self._draft.attends(stage):
             names += [n for n in stage.reads if not self._of_edges(n) and self._like(stage, n)]
         return list(dict.fromkeys(names))
 
     def _uncut(self, stage: StageWork) -> list[str]:
         """Those that it reads whole, whatever the slice: scores."""
-        names = [*stage.gathers, *(stage.reads if _attends(stage) else ())]
+        names = [*stage.gathers, *(stage.reads if self._draft.attends(stage) else ())]
         cut = self._cut(stage)
         return [n for n in dict.fromkeys(names) if n not in cut and not self._of_edges(n)]
 
@@ -317,7 +300,7 @@ class _Sliced:
     def _compute(self, stage: StageWork, block: _Block, op: Op) -> tuple[dict[str, str], list[str]]:
         """The row-local half of a stage: what it writes, and what it keeps for backward."""
         draft, part = self._draft, block.part
-        extent = self._dense(part)
+        extent = draft.dense(draft.layout.parts[part].rows)
         for name, buffer in block.inputs.items():
             self._slices.fill_rows(name, part, buffer)
         outputs = {}
@@ -423,7 +406,7 @@ class _Sliced:
     ) -> None:
         """The row-local half: from the gradients of what it wrote to those of sums and own rows."""
         draft, part = self._draft, block.part
-        extent = self._dense(part)
+        extent = draft.dense(draft.layout.parts[part].rows)
         outputs, saved = self._compute(stage, block, Op.RECOMPUTE)
         for name, buffer in block.grads.items():
             self._slices.fill_rows(f"{name}.grad", part, buffer)
@@ -466,7 +449,7 @@ class _Sliced:
     def _scatter(self, stage: StageWork) -> None:
         """Slice after slice, from the gradients of sums to those of the rows that were gathered."""
         draft, slices, total = self._draft, self._slices, f"sum.s{stage.index}.grad"
-        again = _attends(stage)
+        again = self._draft.attends(stage)
         cut = [n for n in self._cut(stage) if draft.has_grad(n)]
         uncut = [n for n in self._uncut(stage) if draft.has_grad(n)]
         whole = {n: slices.bring(n, 0) for n in self._uncut(stage)} if again else {}

@@ -1,4 +1,4 @@
-"""Slices: tensors cut by columns, all rows of a slice together, on the device, the host or the disk.
+"""Slices: tensors cut by columns, all rows of a slice together, on the device, host or disk.
 
 ``h0.c3`` is slice 3 of h0 on the device, ``h0.c3@host`` where it lies else; ``h0.p2`` are the rows
 of block 2, all columns of them. The first slices of a tensor stay on the device as far as
@@ -28,7 +28,7 @@ class _Cut:
 
 
 class Slices:
-    """Tensors of one device cut by columns. ``host_frac`` is of the slices that the device lacks."""
+    """Tensors of one device cut by columns; ``host_frac`` is of what the device lacks."""
 
     def __init__(
         self, draft: Draft, units: dict[str, int], *, device_frac: float, host_frac: float

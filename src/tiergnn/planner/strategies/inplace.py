@@ -1,0 +1,518 @@
+"""InPlace: rows of other ranks read where they lie, or from replicas on the device and the host.
+
+Classes of sources (``slice``): 0 own rows, 1 replicas on the device, 2 replicas in host memory, 3
+rows in their owner's memory. Backward goes over the transposed graph, whose parts are taken to
+have as many edges and boundary rows as the graph's own: exact for undirected graphs.
+
+Legend: P rows of one part, V nodes of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tiergnn.planner.strategies.ranked import Ranked
+from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.workload import StageWork
+
+CHUNKS = 4  # in which replicas are brought from host memory, one while another is aggregated
+PAGE_BYTES = 64 * 1024  # that unified memory moves at a fault
+FAULTS = 256  # that it serves at once
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How the boundary rows of a part are held, and the edges that each class serves."""
+
+    device_rows: int
+    host_rows: int
+    remote_rows: int
+    local_edges: int
+    device_edges: int
+    host_edges: int
+    remote_edges: int
+
+
+@dataclass(slots=True)
+class _Held:
+    """Replicas of one rank: buffers, "" where there are none."""
+
+    device: str = ""
+    host: str = ""
+    given: bool = False  # of inputs: there before the first action
+
+
+class InPlace:
+    """The sources of ``mgg`` and ``leo``."""
+
+    def __init__(self, ranked: Ranked) -> None:
+        self._ranked, self._draft, self._writer = ranked, ranked.draft, ranked.writer
+        self._knobs = ranked.draft.knobs
+        self._held: dict[tuple[str, int], _Held] = {}  # (first gathered tensor, rank)
+        self._summed: dict[int, str] = {}  # rank -> sums of its replicas, on their way
+        self._shares = lru_cache(maxsize=None)(self._share)
+
+    def _share(self, rank: int) -> Shares:
+        part, knobs = self._draft.layout.parts[rank], self._knobs
+        nodes = self._draft.whole.rows
+        device = min(part.halo, int(knobs.device_cache_frac * nodes))
+        host = min(part.halo - device, int(knobs.host_cache_frac * nodes))
+        on_device, cached = part.edges_served(device), part.edges_served(device + host)
+        return Shares(
+            device_rows=device,
+            host_rows=host,
+            remote_rows=part.halo - device - host,
+            local_edges=part.local_edges,
+            device_edges=int(on_device),
+            host_edges=int(cached) - int(on_device),
+            remote_edges=part.edges - part.local_edges - int(cached),
+        )
+
+    def give(self) -> None:
+        for rank in self._ranked.ranks:
+            self._ranked.topology(rank)
+            self._ranked.inputs(rank)
+            for stage in self._draft.workload.stages:
+                first = (*stage.gathers, "")[0]
+                if self._fixed(stage) and (first, rank) not in self._held:
+                    self._held[first, rank] = self._replicas(stage, rank, given=True)
+
+    def _fixed(self, stage: StageWork) -> bool:
+        """Whether a stage gathers inputs alone: their replicas never change."""
+        inputs = self._draft.workload.inputs
+        return bool(stage.gathers) and all(name in inputs for name in stage.gathers)
+
+    def _stored(self, stage: StageWork) -> int:
+        """Bytes of a gathered row between ranks."""
+        return sum(self._draft.stored_bytes(name) for name in stage.gathers)
+
+    def _replicas(self, stage: StageWork, rank: int, *, given: bool) -> _Held:
+        shares, name = self._shares(rank), stage.gathers[0]
+        held = _Held(given=given)
+        device_bytes = shares.device_rows * self._draft.sum_bytes(stage)
+        host_bytes = shares.host_rows * self._stored(stage)
+        wanted = [(shares.device_rows, "device", device_bytes)]
+        wanted.append((shares.host_rows, "host", host_bytes))
+        for rows, tier, num_bytes in wanted:
+            if not rows or self._knobs.managed:
+                continue
+            label = f"{name}.cache.p{rank}" + ("@host" if tier == "host" else "")
+            if given:
+                buffer = self._writer.given(label, rank, tier, "cache", num_bytes)
+            else:
+                buffer = self._draft.take(label, "cache", num_bytes, rank=rank, tier=tier)
+            setattr(held, tier, buffer)
+        return held
+
+    # Sums
+
+    def made(self, name: str) -> None:
+        """The rest of a stage for the replicas whose sums were exchanged."""
+        maker = next((s for s in self._draft.workload.stages if name in s.writes), None)
+        if not self._summed or maker is None or name != maker.writes[-1]:
+            return
+        user = self._user(maker)
+        assert user is not None
+        for rank, sums in self._summed.items():
+            self._update_replicas(maker, user, rank, sums)
+        self._summed = {}
+
+    def dropped(self, name: str, rank: int) -> None:
+        """Replicas go when they have been read; nothing else is held."""
+
+    def sums(self, stage: StageWork, op: Op) -> dict[int, list[str]]:
+        self._ranked.divisible(stage)
+        rows = self._ranked.rows
+        sources = {r: [rows[name, r] for name in stage.gathers] for r in self._ranked.ranks}
+        return self._classes(stage, op, sources, self._ranked.sum_room)
+
+    def scatter(self, stage: StageWork, grads: dict[int, str]) -> dict[int, list[str]]:
+        sources = {rank: [buffer] for rank, buffer in grads.items()}
+        return self._classes(stage, Op.BACKWARD, sources, self._ranked.grad_room)
+
+    def _classes(
+        self,
+        stage: StageWork,
+        op: Op,
+        sources: dict[int, list[str]],
+        room: Callable[[StageWork, int, int], str],
+    ) -> dict[int, list[str]]:
+        """The sums over all classes of sources, side by side."""
+        knobs, ranks = self._knobs, self._ranked.ranks
+        tag = f"s{stage.index}.{op.value.lower()}"
+        alone = self._draft.num_ranks == 1
+        met: dict[int, int] = {}
+        if not alone:
+            met = self._writer.meet(
+                Op.BARRIER, f"{tag}.in", Lane.PEER, reads=sources, after=dict.fromkeys(ranks, ())
+            )
+        held = {rank: self._fresh(stage, rank, op, sources, met) for rank in ranks}
+        fresh: dict[int, list[int]] = {rank: copies for rank, (_, copies) in held.items()}
+        starts: dict[int, list[int]] = {rank: [] for rank in ranks}
+        if not knobs.asynchronous and not alone:
+            waits = self._writer.meet(Op.BARRIER, f"{tag}.fresh", Lane.PEER, after=fresh)
+            starts = {rank: [index] for rank, index in waits.items()}
+        sums: dict[int, list[str]] = {}
+        read: dict[int, list[int]] = {}
+        for rank in ranks:
+            sums[rank], remote = self._aggregate(
+                stage, op, rank, sources, held[rank][0], room, met, starts[rank]
+            )
+            read[rank] = [*remote, *fresh[rank]]
+        if not alone:
+            self._writer.meet(Op.BARRIER, f"{tag}.out", Lane.PEER, after=read)
+        for rank in ranks:
+            replicas = held[rank][0]
+            if replicas.given or (op is Op.AGGREGATE and self._exchanges_sums(stage)):
+                continue  # what updates replicas reads their rows once more
+            self._forget(replicas, rank)
+            if op is not Op.BACKWARD:
+                self._held.pop((stage.gathers[0], rank), None)
+        return sums
+
+    def _forget(self, replicas: _Held, rank: int) -> None:
+        buffers = [b for b in (replicas.device, replicas.host) if b]
+        if buffers:
+            self._writer.release(rank, *buffers)
+
+    def _aggregate(
+        self,
+        stage: StageWork,
+        op: Op,
+        rank: int,
+        sources: dict[int, list[str]],
+        replicas: _Held,
+        room: Callable[[StageWork, int, int], str],
+        met: dict[int, int],
+        starts: list[int],
+    ) -> tuple[list[str], list[int]]:
+        """One rank's sums by class, and the actions that read of other ranks."""
+        shares, knobs = self._shares(rank), self._knobs
+        own, remote_lane = sources[rank], Lane.PEER if knobs.pipeline else Lane.COMPUTE
+        sums = [room(stage, rank, 0)]
+        read: list[int] = []
+        pages = ""
+        if knobs.managed:
+            pages, index = self._faults(stage, rank, sources, met, starts)
+            read.append(index)
+        self._add(stage, op, rank, 0, own, sums[0], shares.local_edges, after=starts)
+        if shares.remote_edges and not knobs.managed:
+            sums.append(room(stage, rank, 3))
+            others = [name for r in sources if r != rank for name in sources[r]]
+            after = [*starts, *([met[rank]] if rank in met else [])]
+            read.append(
+                self._writer.add(
+                    rank,
+                    remote_lane,
+                    op,
+                    stage=stage.index,
+                    part=rank,
+                    slice=3,
+                    reads=[*others, self._topology(op, rank)],
+                    writes=[sums[-1]],
+                    after=after,
+                    work=self._remote(stage, rank, shares.remote_edges),
+                )
+            )
+        if pages:
+            sums.append(room(stage, rank, 1))
+            edges = self._draft.layout.parts[rank].edges - shares.local_edges
+            self._add(stage, op, rank, 1, [pages], sums[-1], edges)
+            self._writer.release(rank, pages)
+        if replicas.device:
+            sums.append(room(stage, rank, 1))
+            self._add(stage, op, rank, 1, [replicas.device], sums[-1], shares.device_edges)
+        if replicas.host:
+            sums.append(room(stage, rank, 2))
+            self._from_host(stage, op, rank, replicas.host, sums[-1])
+        return sums, read
+
+    def _topology(self, op: Op, rank: int) -> str:
+        return f"topology.out.r{rank}" if op is Op.BACKWARD else f"topology.r{rank}"
+
+    def _add(
+        self,
+        stage: StageWork,
+        op: Op,
+        rank: int,
+        index: int,
+        sources: list[str],
+        out: str,
+        edges: int,
+        *,
+        after: list[int] | None = None,
+    ) -> None:
+        """One class that lies on the device."""
+        backward = op is Op.BACKWARD
+        total = max(1, self._draft.layout.parts[rank].edges)
+        self._writer.add(
+            rank,
+            Lane.COMPUTE,
+            op,
+            stage=stage.index,
+            part=rank,
+            slice=index,
+            reads=[*sources, self._topology(op, rank)],
+            writes=[out],
+            after=after or (),
+            work=self._draft.works(
+                stage.backward if backward else stage.forward,
+                self._draft.extent(rank),
+                kinds=("gather",),
+                edges_frac=edges / total,
+                backward=backward,
+            ),
+        )
+
+    def _remote(self, stage: StageWork, rank: int, count: int) -> list[Work]:
+        """So many reads of rows of other ranks: of peers of the host, and over the network."""
+        draft, halo = self._draft, self._draft.layout.parts[rank].halo_of
+        row, by_link = self._stored(stage), {}
+        for owner, rows in enumerate(halo):
+            if rows:
+                link = draft.peer(rank, owner, bulk=False)
+                by_link[link] = by_link.get(link, 0) + rows
+        total = max(1, sum(by_link.values()))
+        return [
+            Work(kind="move", amount=count * rows // total * row, grain=max(1, row), place=link)
+            for link, rows in by_link.items()
+        ]
+
+    def _from_host(self, stage: StageWork, op: Op, rank: int, replicas: str, out: str) -> None:
+        """Replicas in host memory come in chunks, each aggregated while the next one comes."""
+        shares, draft = self._shares(rank), self._draft
+        lane = Lane.H2D if self._knobs.pipeline else Lane.COMPUTE
+        bounds = [shares.host_rows * i // CHUNKS for i in range(CHUNKS + 1)]
+        edges = [shares.host_edges * i // CHUNKS for i in range(CHUNKS + 1)]
+        for i in range(CHUNKS):
+            rows = bounds[i + 1] - bounds[i]
+            if not rows:
+                continue
+            chunk = draft.take(
+                f"{stage.gathers[0]}.chunk.p{rank}", "staging",
+                rows * draft.sum_bytes(stage), rank=rank, lane=lane,
+            )  # fmt: skip
+            self._writer.add(
+                rank,
+                lane,
+                Op.COPY,
+                stage=stage.index,
+                part=rank,
+                reads=[replicas],
+                writes=[chunk],
+                work=[
+                    Work(kind="move", amount=rows * self._stored(stage), place=draft.link("h2d"))
+                ],
+            )
+            self._add(stage, op, rank, 2, [chunk], out, edges[i + 1] - edges[i])
+            self._writer.release(rank, chunk)
+
+    # Replicas
+
+    def _fresh(
+        self,
+        stage: StageWork,
+        rank: int,
+        op: Op,
+        sources: dict[int, list[str]],
+        met: dict[int, int],
+    ) -> tuple[_Held, list[int]]:
+        """Replicas with their owners' present rows, and the actions that read those."""
+        if op is not Op.BACKWARD and (stage.gathers[0], rank) in self._held:
+            return self._held[stage.gathers[0], rank], []
+        if self._knobs.managed:
+            return _Held(), []
+        held = self._replicas(stage, rank, given=False)
+        if op is not Op.BACKWARD:
+            self._held[stage.gathers[0], rank] = held
+        others = [name for r in sources if r != rank for name in sources[r]]
+        shares, copies = self._shares(rank), []
+        for buffer, rows, lane in (
+            (held.device, shares.device_rows, Lane.PEER),
+            (held.host, shares.host_rows, Lane.D2H),
+        ):
+            if buffer:
+                work = self._remote(stage, rank, rows)
+                if lane is Lane.D2H:
+                    size = rows * self._stored(stage)
+                    work.append(Work(kind="move", amount=size, place=self._draft.link("d2h")))
+                copies.append(
+                    self._writer.add(
+                        rank,
+                        lane if self._knobs.pipeline else Lane.COMPUTE,
+                        Op.COPY,
+                        stage=stage.index,
+                        part=rank,
+                        reads=others,
+                        writes=[buffer],
+                        after=[met[rank]],
+                        work=work,
+                    )
+                )
+        return held, copies
+
+    # Sums exchanged instead of rows
+
+    def _user(self, maker: StageWork) -> StageWork | None:
+        """The stage that gathers what a stage writes."""
+        stages = self._draft.workload.stages
+        return next((s for s in stages if s.gathers and s.gathers[0] in maker.writes), None)
+
+    def _exchanges_sums(self, stage: StageWork) -> bool:
+        """Whether replicas of what a stage writes are updated from its sums, not copied."""
+        knobs, user = self._knobs, self._user(stage)
+        if user is None or stage.kind != "graph" or knobs.managed or self._draft.num_ranks == 1:
+            return False
+        if not knobs.device_cache_frac + knobs.host_cache_frac or knobs.exchange == "outputs":
+            return False
+        able = set(stage.reads) <= set(stage.gathers) and set(user.gathers) <= set(stage.writes)
+        narrower = self._draft.sum_bytes(stage) < self._stored(user)
+        return able and (knobs.exchange == "inputs" or narrower)
+
+    def summed(self, stage: StageWork, sums: dict[int, list[str]]) -> None:
+        """Exchange the sums of replicas, if those are what refreshes them."""
+        if not self._exchanges_sums(stage) or (stage.gathers[0], 0) not in self._held_now(stage):
+            return
+        draft, ranks = self._draft, self._ranked.ranks
+        for rank in ranks:
+            first, *more = sums[rank]
+            if more:
+                size = draft.layout.parts[rank].rows * draft.sum_bytes(stage)
+                self._writer.add(
+                    rank,
+                    Lane.COMPUTE,
+                    Op.ACCUMULATE,
+                    stage=stage.index,
+                    part=rank,
+                    reads=sums[rank],
+                    writes=[first],
+                    work=[Work(kind="stream", amount=(len(more) + 2) * size)],
+                )
+                self._writer.release(rank, *more)
+                del sums[rank][1:]
+        met = self._writer.meet(
+            Op.BARRIER, f"s{stage.index}.sums.in", Lane.PEER,
+            reads={r: sums[r] for r in ranks}, after=dict.fromkeys(ranks, ()),
+        )  # fmt: skip
+        copies = {}
+        for rank in ranks:
+            shares = self._shares(rank)
+            rows = shares.device_rows + shares.host_rows
+            self._summed[rank] = draft.take(
+                f"sum.s{stage.index}.cache.p{rank}", "cache", rows * draft.sum_bytes(stage),
+                rank=rank,
+            )  # fmt: skip
+            copies[rank] = [
+                self._writer.add(
+                    rank,
+                    Lane.PEER if self._knobs.asynchronous else Lane.COMPUTE,
+                    Op.COPY,
+                    stage=stage.index,
+                    part=rank,
+                    reads=[name for r in ranks if r != rank for name in sums[r]],
+                    writes=[self._summed[rank]],
+                    after=[met[rank]],
+                    work=self._remote(stage, rank, rows),
+                )
+            ]
+        self._writer.meet(Op.BARRIER, f"s{stage.index}.sums.out", Lane.PEER, after=copies)
+
+    def _held_now(self, stage: StageWork) -> dict[tuple[str, int], _Held]:
+        return {key: held for key, held in self._held.items() if key[0] == stage.gathers[0]}
+
+    def _update_replicas(self, maker: StageWork, user: StageWork, rank: int, sums: str) -> None:
+        """The row-local rest of a stage once more, for the rows that this rank has replicas of."""
+        draft, shares = self._draft, self._shares(rank)
+        old = self._held[maker.gathers[0], rank]
+        new = self._replicas(user, rank, given=False)
+        rows = shares.device_rows + shares.host_rows
+        passing = ""
+        if new.host:
+            passing = draft.take(
+                f"{user.gathers[0]}.chunk.p{rank}", "staging",
+                shares.host_rows * draft.sum_bytes(user), rank=rank,
+            )  # fmt: skip
+        work = draft.works(maker.forward, draft.dense(rows), kinds=("matmul", "stream"))
+        if old.host and maker.reads:
+            moved = shares.host_rows * self._stored(maker)
+            work.append(Work(kind="move", amount=moved, place=draft.link("h2d")))
+        replicas = [b for b in (old.device, old.host) if b and maker.reads]
+        parameters = [draft.own("parameters", rank)] if maker.parameter_bytes else []
+        moments = self._ranked.moments[rank].of(maker)
+        self._writer.add(
+            rank,
+            Lane.COMPUTE,
+            Op.UPDATE,
+            stage=maker.index,
+            part=rank,
+            slice=1,
+            reads=[sums, *replicas, *parameters, *moments],
+            writes=[b for b in (new.device, passing) if b],
+            work=work,
+        )
+        self._writer.release(rank, sums)
+        if new.host:
+            self._writer.add(
+                rank,
+                Lane.D2H,
+                Op.COPY,
+                stage=maker.index,
+                part=rank,
+                reads=[passing],
+                writes=[new.host],
+                work=[
+                    Work(
+                        kind="move",
+                        amount=shares.host_rows * self._stored(user),
+                        place=draft.link("d2h"),
+                    )
+                ],
+            )
+            self._writer.release(rank, passing, lane=Lane.D2H)
+        if not old.given:
+            self._forget(self._held.pop((maker.gathers[0], rank)), rank)
+        self._held[user.gathers[0], rank] = new
+
+    # Unified memory, modelled
+
+    def _faults(
+        self,
+        stage: StageWork,
+        rank: int,
+        sources: dict[int, list[str]],
+        met: dict[int, int],
+        starts: list[int],
+    ) -> tuple[str, int]:
+        """Pages with rows of other ranks come here, and this rank's come back when it writes."""
+        draft, part = self._draft, self._draft.layout.parts[rank]
+        row = max(1, self._stored(stage))
+        others = max(1, draft.whole.rows - part.rows)
+        per_page = max(1, PAGE_BYTES // row)
+        touched = 1 - (1 - min(1.0, part.halo / others)) ** per_page
+        pages = round(touched * -(-others * row // PAGE_BYTES)) if part.halo else 0
+        back = -(-part.rows * row // PAGE_BYTES)
+        buffer = draft.take(
+            f"{stage.gathers[0]}.pages.p{rank}", "cache", pages * PAGE_BYTES, rank=rank
+        )
+        index = self._writer.add(
+            rank,
+            Lane.H2D,
+            Op.COPY,
+            stage=stage.index,
+            part=rank,
+            reads=[name for r in sources if r != rank for name in sources[r]] or sources[rank],
+            writes=[buffer],
+            after=[*starts, *([met[rank]] if rank in met else [])],
+            work=[
+                Work(
+                    kind="move",
+                    amount=(pages + back) * PAGE_BYTES,
+                    grain=PAGE_BYTES,
+                    place=draft.link("pageable", "h2d"),
+                    launches=max(1, -(-(pages + back) // FAULTS)),
+                )
+            ],
+        )
+        return buffer, index

@@ -1,0 +1,52 @@
+"""The strategies by name: what writes a schedule of one training step.
+
+To add one: a file with ``write`` and ``USES`` (its knobs), a line here, golden texts of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tiergnn.graph.shape import GraphShape, Layout
+from tiergnn.hardware.machine import Machine
+from tiergnn.planner.strategies import (
+    grinnder,
+    halo,
+    hongtu,
+    leo,
+    mgg,
+    nfp,
+    resident,
+    sliced,
+    uva,
+)
+from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.schedule.schedule import Schedule
+from tiergnn.workload import Workload
+
+Write = Callable[[Workload, GraphShape, Layout, Machine, Knobs], Schedule]
+
+STRATEGIES: dict[str, Write] = {
+    "resident": resident.write,
+    "hongtu": hongtu.write,
+    "grinnder": grinnder.write,
+    "sliced": sliced.write,
+    "uva": uva.write,
+    "mgg": mgg.write,
+    "leo": leo.write,
+    "halo": halo.write,
+    "nfp": nfp.write,
+}
+
+# name -> the knobs that it reads; it refuses any other that is set.
+KNOBS: dict[str, tuple[str, ...]] = {
+    "resident": ("recompute",),
+    "hongtu": hongtu.USES,
+    "grinnder": grinnder.USES,
+    "sliced": sliced.USES,
+    "uva": uva.USES,
+    "mgg": mgg.USES,
+    "leo": leo.USES,
+    "halo": halo.USES,
+    "nfp": nfp.USES,
+}

@@ -1,0 +1,144 @@
+"""UVA: all rows that are gathered lie in pinned host memory and are read there, in place.
+
+The zero-copy way of DGL: a device reads a row over its link to the host for every edge, its own
+rows too, and writes what others will read back to the host. No cache.
+
+Legend: P rows of one part, E edges.
+"""
+
+from __future__ import annotations
+
+from tiergnn.graph.shape import GraphShape, Layout
+from tiergnn.hardware.machine import Machine
+from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.fitting import fitted
+from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.planner.strategies.ranked import Ranked
+from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.schedule import Schedule
+from tiergnn.workload import StageWork, Workload
+
+USES = ("ranks", "recompute", "storage")
+
+
+def write(
+    workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
+) -> Schedule:
+    """One training step of ``ranks``. Raises PlanError where a tier is too small."""
+    ranked = Ranked(Draft("uva", workload, shape, layout, machine, knobs, uses=USES))
+    ranked.write(_Host(ranked))
+    return fitted(ranked.draft.finish(), machine)
+
+
+class _Host:
+    """Host memory as the source of every gathered row."""
+
+    def __init__(self, ranked: Ranked) -> None:
+        self._ranked, self._draft, self._writer = ranked, ranked.draft, ranked.writer
+        self._host: dict[tuple[str, int], str] = {}  # (tensor, rank) -> its rows in host memory
+
+    def give(self) -> None:
+        gathered = {name for stage in self._draft.workload.stages for name in stage.gathers}
+        for rank in self._ranked.ranks:
+            self._ranked.topology(rank)
+            self._ranked.inputs(rank)
+            for name in self._draft.workload.inputs:
+                if name in gathered:
+                    num_bytes = self._draft.count(name, rank) * self._draft.stored_bytes(name)
+                    self._host[name, rank] = self._writer.given(
+                        f"{name}.p{rank}@host", rank, "host", "features", num_bytes
+                    )
+
+    def made(self, name: str) -> None:
+        if not any(name in stage.gathers for stage in self._draft.workload.stages):
+            return
+        for rank in self._ranked.ranks:
+            num_bytes = self._draft.count(name, rank) * self._draft.stored_bytes(name)
+            self._host[name, rank] = self._publish(
+                f"{name}.p{rank}@host",
+                rank,
+                "activations",
+                num_bytes,
+                self._ranked.rows[name, rank],
+            )
+
+    def _publish(self, name: str, rank: int, kind: str, num_bytes: int, source: str) -> str:
+        """Rows from the device to host memory, where all ranks read them."""
+        host = self._draft.take(name, kind, num_bytes, rank=rank, tier="host", lane=Lane.D2H)
+        self._writer.add(
+            rank,
+            Lane.D2H,
+            Op.COPY,
+            part=rank,
+            reads=[source],
+            writes=[host],
+            work=[Work(kind="move", amount=num_bytes, place=self._draft.link("d2h"))],
+        )
+        return host
+
+    def summed(self, stage: StageWork, sums: dict[int, list[str]]) -> None:
+        """Nothing is exchanged between sums and update."""
+
+    def dropped(self, name: str, rank: int) -> None:
+        host = self._host.pop((name, rank), None)
+        if host is not None:
+            self._writer.release(rank, host, lane=Lane.D2H)
+
+    def sums(self, stage: StageWork, op: Op) -> dict[int, list[str]]:
+        self._ranked.divisible(stage)
+        ranks = self._ranked.ranks
+        sources = {r: [self._host[name, r] for name in stage.gathers] for r in ranks}
+        return {r: [b] for r, b in self._read(stage, op, sources).items()}
+
+    def scatter(self, stage: StageWork, grads: dict[int, str]) -> dict[int, list[str]]:
+        sources = {}
+        for rank, source in grads.items():
+            num_bytes = self._draft.layout.parts[rank].rows * self._row_bytes(stage)
+            name = f"sum.s{stage.index}.grad.p{rank}@host"
+            sources[rank] = [self._publish(name, rank, "gradients", num_bytes, source)]
+        made = self._read(stage, Op.BACKWARD, sources)
+        for rank, (host,) in sources.items():
+            self._writer.release(rank, host, lane=Lane.D2H)
+        return {rank: [buffer] for rank, buffer in made.items()}
+
+    def _row_bytes(self, stage: StageWork) -> int:
+        return sum(self._draft.stored_bytes(name) for name in stage.gathers)
+
+    def _read(self, stage: StageWork, op: Op, sources: dict[int, list[str]]) -> dict[int, str]:
+        """Every rank's sums, from rows that all ranks have in host memory."""
+        draft, ranks, backward = self._draft, self._ranked.ranks, op is Op.BACKWARD
+        tag = f"s{stage.index}.{op.value.lower()}"
+        if draft.num_ranks > 1:
+            self._writer.meet(
+                Op.BARRIER, f"{tag}.in", Lane.PEER, reads=sources, after=dict.fromkeys(ranks, ())
+            )
+        everyone = [name for names in sources.values() for name in names]
+        made, read = {}, {}
+        room = self._ranked.grad_room if backward else self._ranked.sum_room
+        row = self._row_bytes(stage)
+        for rank in ranks:
+            made[rank] = room(stage, rank, 0)
+            topology = f"topology.out.r{rank}" if backward else f"topology.r{rank}"
+            read[rank] = [
+                self._writer.add(
+                    rank,
+                    Lane.H2D,
+                    op,
+                    stage=stage.index,
+                    part=rank,
+                    slice=0,
+                    reads=[*everyone, topology],
+                    writes=[made[rank]],
+                    work=[
+                        Work(
+                            kind="move",
+                            amount=draft.layout.parts[rank].edges * row,
+                            grain=max(1, row),
+                            place=draft.link("zero_copy", "h2d"),
+                        )
+                    ],
+                )
+            ]
+        if draft.num_ranks > 1:
+            self._writer.meet(Op.BARRIER, f"{tag}.out", Lane.PEER, after=read)
+        return made
