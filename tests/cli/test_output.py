@@ -43,6 +43,22 @@ def test_each_error_has_its_exit_code_and_one_block_on_stderr(error, code, capsy
     assert "Traceback" not in told.err
 
 
+def test_options_that_a_hint_names_as_python_has_them_are_named_as_flags(capsys):
+    def command(graph: str, num_nodes: int | None = None, header: bool = False) -> None:
+        raise GraphError("bad", hint=graph)
+
+    for hint, flags in (
+        ("num_nodes=7, or header=True or header=False", "--num-nodes, --header"),
+        ("header=True (--header)", None),
+        ("graph=G, model=M or num_nodes", None),
+    ):
+        with pytest.raises(typer.Exit):
+            guarded(command)(hint)
+        said = capsys.readouterr().err
+        assert (f"\n  on the command line: {flags}\n" in said) == (flags is not None)
+        assert ("command line" in said) == (flags is not None)
+
+
 def test_debug_adds_the_traceback(monkeypatch, capsys):
     @guarded
     def command() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -55,7 +57,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except TiergnnError as error:
-            _fail(str(error), EXIT_STORE if isinstance(error, StoreError) else EXIT_INPUT)
+            code = EXIT_STORE if isinstance(error, StoreError) else EXIT_INPUT
+            _fail(f"{error}{_flags(error.hint or '', command)}", code)
         except Interrupted as stop:
             _fail(str(stop), 128 + stop.signum)
         except KeyboardInterrupt:
@@ -73,6 +76,15 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             )
 
     return run
+
+
+def _flags(hint: str, command: Callable[..., None]) -> str:
+    """The options of ``command`` that a hint names as Python has them: ``num_nodes=7``."""
+    parameters = inspect.signature(command).parameters.values()
+    options = {p.name for p in parameters if p.default is not p.empty}  # arguments have none
+    named = [n.replace("_", "-") for n in re.findall(r"\b(\w+)=", hint) if n in options]
+    flags = ", ".join(dict.fromkeys(f"--{name}" for name in named if f"--{name}" not in hint))
+    return f"\n  on the command line: {flags}" if flags else ""
 
 
 def _fail(message: str, code: int) -> None:
