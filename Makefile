@@ -15,6 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/tiergnn demo
+	@echo "(where the shell does not find tiergnn: . $(BIN)/activate)"
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
