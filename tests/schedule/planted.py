@@ -250,8 +250,7 @@ FAULTS: dict[str, tuple[Callable[[], Schedule], str]] = {
     ),
     "gradient reduced by one": (
         reduce_of_one,
-        "gradient grads0 summed over the ranks 0,1 before this STEP, had it never "
-        "reduced since action 33 wrote it",
+        "summed over the ranks 0,1 before this STEP, had it summed over 0 alone since action 33",
     ),
     "gradient reduced early": (
         lambda: gradients("BACKWARD", "REDUCE", "BACKWARD", "STEP"),
@@ -268,6 +267,10 @@ FAULTS: dict[str, tuple[Callable[[], Schedule], str]] = {
     "gradient too late": (
         lambda: gradients("BACKWARD", "REDUCE", "STEP", "BACKWARD"),
         "wanted the gradient g0 whole before the STEP at 6 reads it",
+    ),
+    "gradient never used": (
+        lambda: gradients("BACKWARD", "REDUCE"),
+        "wanted the gradient g0 used, had nothing read what REDUCE wrote of it",
     ),
     "step without gradients": (
         lambda: changed("r0 compute STEP", reads=("params0",)),

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.schedule.legal import machine
-from tests.schedule.planted import FAULTS, GOOD, MACHINE, extra, gradients
+from tests.schedule.legal import find, machine, without
+from tests.schedule.planted import FAULTS, GOOD, MACHINE, extra, gradients, reduce_of_one
 from tiergnn.errors import PlanError
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.check import check, peaks
@@ -96,6 +96,15 @@ def test_gradients_of_parameters_that_one_rank_holds():
     with pytest.raises(PlanError, match="never reduced"):
         check(schedule, MACHINE)
     check(replace(schedule, buffers=tuple(replace(b, own=True) for b in schedule.buffers)), MACHINE)
+
+
+def test_a_rank_that_does_not_step_counts_too():
+    schedule = reduce_of_one()
+    schedule = without(schedule, find(schedule, "r1 compute STEP"))
+    with pytest.raises(
+        PlanError, match="over the ranks 0,1 before this STEP, had it summed over 0"
+    ):
+        check(schedule, MACHINE)
 
 
 def levels(*sums: list[int]) -> Schedule:

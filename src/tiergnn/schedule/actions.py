@@ -245,8 +245,12 @@ class Action:
     @property
     def label(self) -> str:
         """``FORWARD s1 p3``."""
-        marks = ((letter, getattr(self, name)) for letter, name in _NUMBERS.items())
-        return " ".join([str(self.op), *(f"{letter}{n}" for letter, n in marks if n >= 0)])
+        text = str(self.op)
+        if self.stage >= 0:
+            text += f" s{self.stage}"
+        if self.part >= 0:
+            text += f" p{self.part}"
+        return f"{text} c{self.slice}" if self.slice >= 0 else text
 
     @property
     def moved_bytes(self) -> int:

@@ -17,6 +17,7 @@ from tiergnn.schedule.order import Order
 from tiergnn.schedule.schedule import Schedule
 
 _ROOM = frozenset({Op.RESERVE, Op.RELEASE})
+_MAKES = frozenset({Op.BACKWARD, Op.ACCUMULATE, Op.REDUCE})
 _GIVEN = -1
 
 
@@ -42,7 +43,8 @@ class Walk:
         for life in self.lives.values():
             if life.buffer.given:
                 life.reserved = life.written = _GIVEN
-        self.stepping = frozenset(a.rank for a in schedule.actions if a.op == Op.STEP)
+        training = (Op.BACKWARD, Op.STEP)
+        self.training = frozenset(a.rank for a in schedule.actions if a.op in training)
         self.reduces: dict[str, list[Action]] = {}
         for action in schedule.actions:
             if action.op == Op.REDUCE:
@@ -205,12 +207,14 @@ class Walk:
         for life in gradients:
             name = life.buffer.name
             many = self.schedule.num_ranks > 1 and not life.buffer.own
-            if many and not self.stepping <= life.summed:
+            if many and not self.training <= life.summed:
+                over = ",".join(map(str, sorted(life.summed)))
+                had = f"summed over {over} alone" if over else "never reduced"
                 raise self._fault(
                     action,
                     f"wanted the gradient {name} summed over the ranks "
-                    f"{','.join(map(str, sorted(self.stepping)))} before this STEP, had it never "
-                    f"reduced since action {life.written} wrote it",
+                    f"{','.join(map(str, sorted(self.training)))} before this STEP, had it {had} "
+                    f"since action {life.written} wrote it",
                     "REDUCE it on all of them, or mark it `own` where no other rank holds its "
                     "parameters",
                 )
@@ -257,6 +261,14 @@ class Walk:
                 f"wanted {name} reserved, had it only declared",
                 culprit=str(life.buffer),
                 hint="reserve it, or drop it",
+            )
+        last = None if life.written in (None, _GIVEN) else self.schedule.actions[life.written]
+        unread = life.buffer.kind == "gradients" and not life.reads
+        if unread and last is not None and last.op in _MAKES:
+            raise self._fault(
+                last,
+                f"wanted the gradient {name} used, had nothing read what {last.label} wrote of it",
+                "name it in the reads of the STEP, or of what passes it on",
             )
         if life.released is None and not life.buffer.lasting:
             problem = f"leak: {name} is never released"
