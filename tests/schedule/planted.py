@@ -116,6 +116,18 @@ def gradients(*steps: str) -> Schedule:
     return w.finish()
 
 
+def left_out() -> Schedule:
+    """A STEP that reads one of two gradients."""
+    w = Writer("left_out")
+    for name in "gh":
+        w.buffer(name, 0, "device", "gradients", 4)
+    w.reserve(0, "g", "h")
+    w.add(0, Lane.COMPUTE, Op.BACKWARD, writes="gh")
+    w.add(0, Lane.COMPUTE, Op.STEP, reads="g")
+    w.release(0, "g", "h")
+    return w.finish()
+
+
 def circle() -> Schedule:
     w = Writer("circle", 1)
     w.given("x", 0, "device", "features", 1)
@@ -269,8 +281,8 @@ FAULTS: dict[str, tuple[Callable[[], Schedule], str]] = {
         "wanted the gradient g0 whole before the STEP at 6 reads it",
     ),
     "gradient never used": (
-        lambda: gradients("BACKWARD", "REDUCE"),
-        "wanted the gradient g0 used, had nothing read what REDUCE wrote of it",
+        left_out,
+        "wanted the gradient h used, had nothing read what BACKWARD at 1 wrote of it",
     ),
     "step without gradients": (
         lambda: changed("r0 compute STEP", reads=("params0",)),

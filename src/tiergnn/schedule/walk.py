@@ -43,6 +43,7 @@ class Walk:
         for life in self.lives.values():
             if life.buffer.given:
                 life.reserved = life.written = _GIVEN
+        self.steps = [action for action in schedule.actions if action.op == Op.STEP]
         training = (Op.BACKWARD, Op.STEP)
         self.training = frozenset(a.rank for a in schedule.actions if a.op in training)
         self.reduces: dict[str, list[Action]] = {}
@@ -262,20 +263,30 @@ class Walk:
                 culprit=str(life.buffer),
                 hint="reserve it, or drop it",
             )
-        last = None if life.written in (None, _GIVEN) else self.schedule.actions[life.written]
-        unread = life.buffer.kind == "gradients" and not life.reads
-        if unread and last is not None and last.op in _MAKES:
-            raise self._fault(
-                last,
-                f"wanted the gradient {name} used, had nothing read what {last.label} wrote of it",
-                "name it in the reads of the STEP, or of what passes it on",
-            )
+        if life.buffer.kind == "gradients" and not life.reads:
+            self._used(life)
         if life.released is None and not life.buffer.lasting:
             problem = f"leak: {name} is never released"
             hint = "RELEASE it after its last use, or mark it `lasting`"
             if life.reserved == _GIVEN:
                 raise PlanError(problem, culprit=str(life.buffer), hint=hint)
             raise fault(self.schedule, life.reserved, problem, hint)
+
+    def _used(self, life: _Life) -> None:
+        """Gradients that wait through a STEP of their rank unread are gradients left out of it."""
+        if life.written is None or life.written == _GIVEN:
+            return
+        last = self.schedule.actions[life.written]
+        for step in self.steps:
+            waits = step.rank == last.rank and self.order.before(last.index, step.index)
+            gone = life.released is not None and self.order.before(life.released, step.index)
+            if last.op in _MAKES and waits and not gone:
+                raise self._fault(
+                    step,
+                    f"wanted the gradient {life.buffer.name} used, had nothing read what {last.op} "
+                    f"at {last.index} wrote of it",
+                    "name it in what this STEP reads, or release it before",
+                )
 
     def _uses(self, life: _Life) -> Iterator[int]:
         if life.written is not None:
