@@ -78,10 +78,10 @@ class Tier:
 class Device:
     """What computes; every device of a machine is alike. Of a CPU machine: all its cores.
 
-    Rates of gathers are those of our aggregation kernels, their outputs counted and their reading
-    of ids not: they are by the bytes of a row, of a table that lies in memory, in the last cache
-    or in a nearer one (a core's own; 0: there is none to speak of). A kernel that walks wide rows
-    piece by piece, all rows of one piece first, reads a table as narrow as ``pass_bytes``.
+    Rates of gathers are those of our aggregation kernels, less what they read and write in order:
+    they are by the bytes of a row, of a table that lies in memory, in the last cache or in a nearer
+    one (a core's own; 0: there is none to speak of). A kernel that walks wide rows piece by piece,
+    all rows of one piece first, reads a table as narrow as ``pass_bytes``.
     """
 
     name: str
@@ -122,6 +122,13 @@ class Device:
             raise ConfigError(
                 "matmul_flops is empty", culprit=self.name, hint='{"float32": {"points": ...}}'
             )
+
+    def in_order_s(self, num_bytes: float) -> float:
+        """Seconds of a kernel that reads and writes so many bytes in order, into memory it has."""
+        cached_Bps = self.stream_Bps
+        if self.elementwise_Bps is not None:
+            cached_Bps = max(rate for _, rate in self.elementwise_Bps.points)
+        return in_order_s(num_bytes, self.cache_bytes, cached_Bps, self.stream_Bps)
 
     def matmul_of(self, dtype: str) -> Curve:
         """Rates of matrix products of a dtype; a dtype without any has those of float32.
@@ -250,3 +257,30 @@ def _check_positive(culprit: str, *, zero: bool = False, **values: float) -> Non
             raise ConfigError(
                 f"{name} is {'0 or more' if zero else 'above 0'}, had {value}", culprit=culprit
             )
+
+
+_SHARPNESS = 3  # of a cache's edge: it has sets, and others use it too
+
+
+def hit_frac(cache_bytes: float, span_bytes: float, evenness: float = 1.0) -> float:
+    """The share of random reads of a table of ``span_bytes`` that a cache answers.
+
+    Read evenly it is the share f of the table that the cache holds: nearly all of a small table,
+    cache / span of a large one, smooth between. Hot rows stay longer: of an uneven table the cache
+    answers f / (f + evenness (1 - f)) (``graph.shape.Histogram.evenness``).
+    """
+    if not cache_bytes:
+        return 0.0
+    held = (1 + (span_bytes / cache_bytes) ** _SHARPNESS) ** (-1 / _SHARPNESS)
+    return held / (held + evenness * (1 - held))
+
+
+def cache_of(hit: float, span_bytes: float) -> float:
+    """The cache that answers the share ``hit``, between 0 and 1, of even reads of a table."""
+    return span_bytes / (hit**-_SHARPNESS - 1) ** (1 / _SHARPNESS)
+
+
+def in_order_s(num_bytes: float, cache_bytes: float, cached_Bps: float, memory_Bps: float) -> float:
+    """Seconds of bytes read or written in order; few of them are still in the cache."""
+    hit = hit_frac(cache_bytes, num_bytes)
+    return num_bytes * (hit / max(cached_Bps, memory_Bps) + (1 - hit) / memory_Bps)

@@ -27,7 +27,7 @@ from tiergnn.hardware.capacities import cuda_tier, disk_tier, free_host_bytes, h
 from tiergnn.hardware.clock import Clock
 from tiergnn.hardware.disk_blocks import measure_disk
 from tiergnn.hardware.effort import CPU, CUDA, Effort
-from tiergnn.hardware.machine import Device, Link, Machine, Tier
+from tiergnn.hardware.machine import Device, Link, Machine, Tier, in_order_s
 from tiergnn.hardware.measure_compute import (
     measure_elementwise,
     measure_launch,
@@ -198,12 +198,16 @@ def _device(
     pass_bytes: int,
 ) -> Device:
     launch_s, graph_launch_s = measure_launch(clock)
+    stream_Bps, elementwise = measure_stream(clock, effort), measure_elementwise(clock, effort)
+    cached_Bps = max(rate for _, rate in elementwise.points)
     rows = measure_gathers(
         clock,
         effort,
         near_bytes=near_bytes,
         cache_bytes=cache_bytes,
-        launch_s=graph_launch_s,
+        other_s=lambda num_bytes: (
+            graph_launch_s + in_order_s(num_bytes, cache_bytes, cached_Bps, stream_Bps)
+        ),
         pass_bytes=pass_bytes,
     )
     return Device(
@@ -211,7 +215,7 @@ def _device(
         kind=clock.device.type,
         memory=memory,
         cache_bytes=rows.cache_bytes,
-        stream_Bps=measure_stream(clock, effort),
+        stream_Bps=stream_Bps,
         gather_Bps=rows.memory,
         cached_gather_Bps=rows.cached,
         matmul_flops=measure_matmul(clock, effort),
@@ -219,7 +223,7 @@ def _device(
         near_cache_bytes=rows.near_bytes,
         near_gather_Bps=rows.near,
         pass_bytes=pass_bytes,
-        elementwise_Bps=measure_elementwise(clock, effort),
+        elementwise_Bps=elementwise,
         graph_launch_s=graph_launch_s,
     )
 

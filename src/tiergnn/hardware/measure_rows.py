@@ -1,6 +1,6 @@
 """Rates at which our aggregation kernels gather rows, by their width and by where the table lies.
 
-A sum over 16 in-edges a row, from sources at random, is timed on tables that fit a core's own
+A sum over some 16 in-edges a row, from sources at random, is timed on tables that fit a core's own
 cache, that fit the last cache, and that fit neither. Of the last two a part is still answered by
 the nearer caches; that part is taken out, so that a prediction can put any share of it back.
 
@@ -9,24 +9,24 @@ Legend: P destinations, S sources, E edges, D columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from tiergnn.hardware.clock import Call, Clock
 from tiergnn.hardware.effort import Effort
-from tiergnn.hardware.machine import Curve
+from tiergnn.hardware.machine import Curve, cache_of, hit_frac
 from tiergnn.kernels.aggregate import aggregate
 from tiergnn.kernels.block import Block
 
-DEGREE = 16  # about that of the graphs that people have; outputs count as bytes
-_ID_BYTES = 4
+DEGREE = 16  # about that of the graphs that people have
+_ID_BYTES, _END_BYTES = 4, 8  # of an edge's source, of a row's end
 _FAR = 8  # how often a table outside of a cache holds it
 _NEAR = 0.25  # the share of the last cache that a table inside it takes
+_MOST = 0.9  # that a nearer cache may answer: of less than a tenth, nothing can be said
 _WIDTH = 256  # bytes of the rows by which the cache is sized
 
 
@@ -44,8 +44,14 @@ class GatherRates:
 class _Gatherer:
     """Sums of random rows, all from one memory."""
 
-    def __init__(self, clock: Clock, effort: Effort, launch_s: float, pass_bytes: int):
-        self._clock, self._effort, self._launch_s = clock, effort, launch_s
+    def __init__(
+        self,
+        clock: Clock,
+        effort: Effort,
+        pass_bytes: int,
+        other_s: Callable[[int], float],
+    ):
+        self._clock, self._effort, self._other_s = clock, effort, other_s
         self._pass_bytes = pass_bytes
         # An edge's id may take as much as its row; drawing ids at random takes twice of them.
         self._memory = torch.ones(effort.most_bytes // 2 // 4, device=clock.device)
@@ -67,15 +73,16 @@ class _Gatherer:
         return span * self._pass_bytes / row_bytes if narrow else float(span)
 
     def s_per_byte(self, cases: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
-        """(bytes of a row, bytes of the table) -> seconds a byte of rows gathered and written."""
+        """(bytes of a row, bytes of the table) -> seconds a byte of rows gathered."""
         found = {}
         for (row, span), seconds in self._clock.times(
             {(row, span): partial(self._call, row, span) for row, span in cases}
         ).items():
             edges = self._edges(row)
-            # What is left of a call that takes little more than its launch is noise, not nothing.
-            rest = max(seconds - self._launch_s, seconds / 10)
-            found[row, span] = rest / ((edges + edges // DEGREE) * row)
+            streamed = edges * _ID_BYTES + edges // DEGREE * (row + _END_BYTES)
+            # What is left of a call that takes little more than the rest of it is noise, not 0.
+            rest = max(seconds - self._other_s(streamed), seconds / 10)
+            found[row, span] = rest / (edges * row)
         return found
 
     def _edges(self, row_bytes: int) -> int:
@@ -85,6 +92,14 @@ class _Gatherer:
         """
         edges = self._effort.read_bytes // max(row_bytes, 64 + _ID_BYTES)
         return max(DEGREE, edges // DEGREE * DEGREE)
+
+    def _rowptr(self, edges: int) -> Tensor:
+        """Rows of 16 edges on average and of very different lengths, as graphs have them."""
+        device, num_rows = self._clock.device, edges // DEGREE
+        shape = (num_rows - 1,)
+        ends = torch.randint(edges + 1, shape, generator=self._generator, device=device)
+        bounds = torch.tensor([0, edges], device=device)
+        return torch.cat([bounds[:1], ends.sort().values, bounds[1:]])
 
     def _call(self, row_bytes: int, span: int) -> Call:
         block, x_SD = self._case(row_bytes, span)
@@ -105,7 +120,7 @@ class _Gatherer:
             device=self._clock.device,
             dtype=torch.int32,
         )
-        rowptr = torch.arange(0, edges + 1, DEGREE, device=self._clock.device)
+        rowptr = self._rowptr(edges)
         width = row_bytes // 4
         num_src = max(num_rows, edges // DEGREE)
         x_SD = self._memory[: num_src * width].view(num_src, width)
@@ -118,12 +133,13 @@ def measure_gathers(
     *,
     near_bytes: int,
     cache_bytes: int,
-    launch_s: float,
+    other_s: Callable[[int], float],
     pass_bytes: int = 0,
 ) -> GatherRates:
     """``near_bytes`` and ``cache_bytes`` are what the machine states, 0 where there is no such
-    cache; ``launch_s`` of one call is taken off; ``pass_bytes`` as in ``Device``."""
-    gatherer = _Gatherer(clock, effort, launch_s, pass_bytes)
+    cache; ``pass_bytes`` as in ``Device``. ``other_s`` gives the seconds of a call that only reads
+    and writes so many bytes in order, which are taken off."""
+    gatherer = _Gatherer(clock, effort, pass_bytes, other_s)
     rows = effort.row_bytes
     near_bytes = min(near_bytes, int(gatherer.most_span * _NEAR))
     within = {row: gatherer.span(row, near_bytes / 2) for row in rows if near_bytes}
@@ -137,7 +153,7 @@ def measure_gathers(
     near = {row: taken[row, span] for row, span in within.items()}
     cached = {}
     for row, span in inside.items():
-        answered = min(0.9, near_bytes / gatherer.seen(row, span))
+        answered = min(_MOST, hit_frac(near_bytes, gatherer.seen(row, span)))
         nearest = near.get(row, 0.0)
         cached[row] = max(nearest, _rest(taken[row, span], answered, nearest))
     worth = _cache_worth(
@@ -148,7 +164,7 @@ def measure_gathers(
     )
     memory = {}
     for row, span in far.items():
-        answered = min(0.9, worth / gatherer.seen(row, span))
+        answered = min(_MOST, hit_frac(worth, gatherer.seen(row, span)))
         memory[row] = max(cached[row], _rest(taken[row, span], answered, cached[row]))
     return GatherRates(
         near_bytes=min(near_bytes, worth) if near else 0,
@@ -174,11 +190,11 @@ def _cache_worth(
     """
     worth = float(stated)
     for _ in range(4):  # what memory takes, and what the cache is worth: each from the other
-        memory_s = _rest(far[1], min(0.9, worth / far[0]), cached_s)
+        memory_s = _rest(far[1], min(_MOST, hit_frac(worth, far[0])), cached_s)
         if memory_s <= cached_s:
             return stated  # no difference that could be measured
         found = sorted(
-            share * span
+            cache_of(share, span)
             for span, taken in around
             if span < far[0] and 0.1 < (share := (memory_s - taken) / (memory_s - cached_s)) < 0.9
         )
@@ -189,11 +205,4 @@ def _cache_worth(
 
 
 def _curve(s_per_byte: dict[int, float]) -> Curve:
-    """Rates by width; a wider row is never slower to read than a narrower one, a row at a time."""
-    points = []
-    least_s = 0.0
-    for row, taken in sorted(s_per_byte.items()):
-        least_s = max(least_s, taken * row)
-        points.append((float(row), row / least_s))
-    assert all(a < b for (a, _), (b, _) in pairwise(points))
-    return Curve(tuple(points))
+    return Curve(tuple((float(row), 1 / taken) for row, taken in sorted(s_per_byte.items())))

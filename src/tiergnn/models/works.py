@@ -57,17 +57,18 @@ def terms(law: Law, by_block: Sequence[Sequence[Done]]) -> tuple[Term, ...]:
     """
     if len({tuple((d.kind, d.launches) for d in done) for done in by_block}) > 1:
         by_block = [_summed(done) for done in by_block]
-    found: dict[tuple[str, int, Size], tuple[Size, int]] = {}
+    # What a kernel streams besides its gathers stays apart: it makes no tensor of its own.
+    found: dict[tuple[str, int, Size, bool], tuple[Size, int]] = {}
     for same in zip(*by_block, strict=True):
         grain = min(done.grain for done in same)
         table = law.size([done.table_bytes for done in same])
         amount = law.size([done.amount for done in same])
-        key = (same[0].kind, grain, table)
+        key = (same[0].kind, grain, table, same[0].launches > 0)
         before, launches = found.get(key, (Size(), 0))
         found[key] = (before + amount, launches + same[0].launches)
     return tuple(
         Term(kind=kind, amount=amount, grain=grain, table=table, launches=launches)
-        for (kind, grain, table), (amount, launches) in found.items()
+        for (kind, grain, table, _), (amount, launches) in found.items()
         if amount != Size() or launches
     )
 

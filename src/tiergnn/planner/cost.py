@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, unknown
-from tiergnn.hardware.machine import LINKS, Curve, Device, Machine
+from tiergnn.hardware.machine import LINKS, Curve, Device, Machine, hit_frac
 from tiergnn.schedule.actions import Action, Lane, Work
 
 FORMAT = "tiergnn-costs"
 VERSION = 1
 CLASSES = ("gather", "matmul", "stream", "launch", *LINKS)
-KINDS = ("gather", "matmul", "stream", "move")
 
 
 class LinkUse(NamedTuple):
@@ -70,7 +69,7 @@ class Costs:
     def parts(self, action: Action) -> tuple[float, tuple[LinkUse, ...]]:
         """Seconds that nothing else can lengthen, and what goes over links that may be shared.
 
-        Raises PlanError for a link that the machine lacks, ConfigError for an unknown kind of work.
+        Raises PlanError for a link that the machine lacks.
         """
         fixed_s, uses = 0.0, []
         for share in self.shares(action):
@@ -103,8 +102,6 @@ class Costs:
 
 
 def _shares(machine: Machine, work: Work, lane: Lane) -> Iterator[Share]:
-    if work.kind not in KINDS:
-        raise unknown("kind of work", work.kind, KINDS)
     device = machine.device
     link = _link_of(work, lane, device)
     if link is not None:
@@ -121,7 +118,8 @@ def _shares(machine: Machine, work: Work, lane: Lane) -> Iterator[Share]:
         yield Share("launch", work.launches * _graph_launch_s(device))
         yield Share("gather", work.amount * gather_s_per_byte(device, work))
         return
-    yield Share("launch", work.launches * device.launch_s)
+    if work.launches:
+        yield Share("launch", work.launches * device.launch_s)
     if work.kind == "matmul":
         dtype = "float32" if work.place == "device" else work.place
         yield Share("matmul", work.amount / device.matmul_of(dtype).at(max(1, work.grain)))
@@ -148,18 +146,6 @@ def _graph_launch_s(device: Device) -> float:
     return device.launch_s if device.graph_launch_s is None else device.graph_launch_s
 
 
-def hit_frac(cache_bytes: float, span_bytes: float, evenness: float = 1.0) -> float:
-    """The share of random reads of a table that a cache answers.
-
-    Read evenly it is the share f of the table that the cache holds; hot rows stay longer, and the
-    cache answers f / (f + evenness (1 - f)) of the reads (``graph.shape.Histogram.evenness``).
-    """
-    if cache_bytes >= span_bytes:
-        return 1.0
-    held = cache_bytes / span_bytes
-    return held / (held + evenness * (1 - held)) if held else 0.0
-
-
 def gather_s_per_byte(device: Device, work: Work) -> float:
     """Each byte takes what the cache that has it takes: a smooth step from caches to memory."""
     row = max(1, work.grain)
@@ -175,10 +161,12 @@ def gather_s_per_byte(device: Device, work: Work) -> float:
 
 
 def _stream_s(device: Device, work: Work) -> float:
+    """Without a launch it is what a kernel streams besides its gathers: it makes no tensor."""
+    if not work.launches:
+        return device.in_order_s(work.amount)
     if device.elementwise_Bps is None:
         return work.amount / device.stream_Bps
-    count = max(1, work.launches)
-    return count * _elementwise_s(device.elementwise_Bps, work.amount / count)
+    return work.launches * _elementwise_s(device.elementwise_Bps, work.amount / work.launches)
 
 
 def _elementwise_s(curve: Curve, num_bytes: float) -> float:

@@ -172,7 +172,8 @@ class Work:
     rows are read (``graph.shape.Histogram.evenness``); "move": ``amount`` bytes over the link
     ``place`` in pieces of ``grain`` bytes (1: in one piece); "matmul": ``amount`` operations of
     dtype ``place`` ("device": float32), ``grain`` the narrowest of the product's sizes; "stream":
-    ``amount`` bytes in order at ``place``.
+    ``amount`` bytes in order at ``place``, by operations that each make a new tensor (``launches``
+    0: by a kernel that gathers besides).
     """
 
     kind: str
