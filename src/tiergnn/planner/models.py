@@ -18,21 +18,42 @@ from tiergnn.workload import DTYPE_BYTES, Peak, RowKind, Size, StageWork, Term, 
 
 @dataclass(frozen=True, slots=True)
 class _Op:
-    """One row-local operation: ``wide`` elements of a row go in, ``out`` come out."""
+    """One row-local operation: ``wide`` elements of a row go in, ``out`` come out.
+
+    ``moved`` and ``back`` are what an element-wise one reads and writes, in rows of ``out``.
+    """
 
     name: str
     wide: int
     out: int
     parameters: int = 0
     keeps: int = 0  # elements of a row that stay for backward
+    moved: float = 2
+    back: float = 2
+    through: bool = True  # whether a gradient of its input is wanted
 
 
-def _linear(a: int, b: int, *, bias: bool = True) -> _Op:
-    return _Op("linear", a, b, a * b + b * bias, keeps=a)
+def _linear(a: int, b: int, *, bias: bool = True, keeps: bool = True) -> _Op:
+    """``keeps`` False: its input is kept already, or is a row of the graph's."""
+    return _Op("linear", a, b, a * b + b * bias, keeps=a if keeps else 0)
 
 
-def _map(width: int, *, keeps: bool = False, parameters: int = 0) -> _Op:
-    return _Op("map", width, width, parameters, keeps=width if keeps else 0)
+def _scale(width: int) -> _Op:
+    """Dropout too: its mask is made again."""
+    return _Op("scale", width, width)
+
+
+def _add(width: int) -> _Op:
+    """The sum of two tensors; its gradient is handed on."""
+    return _Op("add", width, width, moved=3, back=1)
+
+
+def _bias(width: int, *, moved: float = 2) -> _Op:
+    return _Op("bias", width, width, width, moved=moved, back=1)
+
+
+def _activation(width: int) -> _Op:
+    return _Op("activation", width, width, keeps=width, back=3)
 
 
 @dataclass(slots=True)
@@ -67,13 +88,13 @@ class _Sketch:
         own_keeps: int = 0,
         saves: tuple[str, ...] = (),
         moments_of: str = "",
-        parameters: int = 0,
     ) -> None:
         """Append a stage whose row-local code is ``ops`` after its graph operation, if any."""
-        index = len(self.stages) + (0 if any(s.index == 0 for s in self.stages) else kind != "rows")
+        index = len(self.stages)
+        if kind != "rows" and not any(stage.index == 0 for stage in self.stages):
+            index += 1  # stages count from 1 where nothing comes before the first graph operation
         size = self.size
         graded = any(self._grad(name) for name in (*gathers, *reads))
-        first_linear = next((o for o in ops if o.name == "linear"), None)
         forward, backward = [], []
         for name in gathers:
             grain = self.width(name) * size
@@ -82,18 +103,21 @@ class _Sketch:
                 backward.append(_gather(grain, Size(per_row=grain)))
         for o in ops:
             if o.name == "linear":
-                amount = 2.0 * o.wide * o.out
-                narrow = min(o.wide, o.out)
+                amount, narrow = 2.0 * o.wide * o.out, min(o.wide, o.out)
                 forward.append(_matmul(amount, narrow))
-                both = 2 if graded or o is not first_linear or kind == "graph" else 1
-                backward.append(replace(_matmul(amount * both, narrow), launches=both))
+                products = 2 if graded and o.through else 1
+                backward.append(replace(_matmul(amount * products, narrow), launches=products))
             else:
-                moved = 2.0 * o.out * size
-                forward.append(Term(kind="stream", amount=Size(per_row=moved)))
-                backward.append(Term(kind="stream", amount=Size(per_row=1.5 * moved)))
-        count = sum(o.parameters for o in ops) + parameters
+                forward.append(_stream(o.moved * o.out * size))
+                if graded or o.parameters:
+                    backward.append(_stream(o.back * o.out * size))
+            graded = graded or o.parameters > 0
+        count = sum(o.parameters for o in ops)
         keeps = (sum(o.keeps for o in ops) + own_keeps) * size
-        widest = max([o.wide + o.out for o in ops] + [sum(map(self.width, gathers)), 0]) * size
+        widest = max([o.wide for o in ops] + [sum(map(self.width, gathers))]) * size
+        last = ops[-1].out * size
+        if not graded:
+            self.rows = [replace(r, grad=False) if r.name in writes else r for r in self.rows]
         self.stages.append(
             StageWork(
                 index=index,
@@ -104,13 +128,13 @@ class _Sketch:
                 writes=writes,
                 frees=(),
                 saves=saves,
-                columnwise=True,
+                columnwise=kind == "graph",
                 forward=tuple(forward),
-                backward=tuple(backward),
+                backward=tuple(backward) if graded else (),
                 forward_held=Peak((Size(per_row=widest),)),
-                kept=Size(per_row=keeps),
-                kept_held=Peak((Size(per_row=keeps + widest),)),
-                backward_held=Peak((Size(fixed=count * size, per_row=widest),)),
+                kept=Size(per_row=keeps if graded else 0),
+                kept_held=Peak((Size(per_row=keeps + last), Size(per_row=widest))),
+                backward_held=Peak((Size(fixed=count * size, per_row=last),)),
                 parameter_bytes=count * size,
                 moments_of=moments_of,
                 statistics=(f"s{index}",) if moments_of else (),
@@ -156,29 +180,33 @@ def _matmul(amount: float, narrow: int) -> Term:
     return Term(kind="matmul", amount=Size(per_row=amount), grain=narrow)
 
 
+def _stream(num_bytes: float) -> Term:
+    return Term(kind="stream", amount=Size(per_row=num_bytes))
+
+
 def _gcn(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
     """Layers of two scalings around a sum; the product on the side where rows are narrower."""
 
     def before(i: int) -> list[_Op]:
         a, b = widths[i], widths[i + 1]
-        ops = [_map(a)]
+        ops = [_scale(a)]
         if b <= a:
             ops.append(_linear(a, b, bias=False))
-        return [*ops, _map(min(a, b))]
+        return [*ops, _scale(min(a, b))]
 
     def after(i: int) -> list[_Op]:
         a, b = widths[i], widths[i + 1]
-        ops = [_map(min(a, b)), _map(min(a, b))]
+        ops = [_add(min(a, b)), _scale(min(a, b))]
         if b > a:
             ops.append(_linear(a, b, bias=False))
-        return [*ops, _map(b, parameters=b)]
+        return [*ops, _bias(b)]
 
     name = sketch.row("h0", min(widths[0], widths[1]))
     sketch.stage("rows", "rows", before(0), reads=("x",), writes=(name,))
     for i in range(len(widths) - 1):
         ops, last = after(i), i == len(widths) - 2
         if not last:
-            ops += [_map(widths[i + 1], keeps=True), *before(i + 1)]
+            ops += [_activation(widths[i + 1]), *before(i + 1)]
         out = sketch.row(f"h{i + 1}", widths[-1] if last else min(widths[i + 1 : i + 3]))
         sketch.stage("graph", "sum of in-edges", ops, gathers=(name,), reads=(name,), writes=(out,))
         name = out
@@ -190,15 +218,17 @@ def _gin(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
     name, hidden = "x", widths[1]
     for i, (a, b) in enumerate(pairwise(widths)):
         last = i == len(widths) - 2
+        hidden = b if len(widths) == 2 else hidden
         summed = sketch.row(f"h{2 * i + 1}", hidden)
-        ops = [_map(a), _map(a), _linear(a, hidden)]
+        ops = [_scale(a), _add(a), _linear(a, hidden)]
         sketch.stage(
             "graph", "sum of in-edges", ops, gathers=(name,), reads=(name,), writes=(summed,)
         )
         out = sketch.row(f"h{2 * i + 2}", b)
-        ops = [_map(hidden, parameters=2 * hidden), _map(hidden, keeps=True), _linear(hidden, b)]
+        norm = _Op("norm", hidden, hidden, 2 * hidden, moved=12, back=12)  # with its moments
+        ops = [norm, _activation(hidden), _linear(hidden, b, keeps=False)]
         if not last:
-            ops += [_map(b, keeps=True), _map(b)]
+            ops += [_activation(b), _scale(b)]
         sketch.stage(
             "statistic", "moments of all rows", ops, reads=(summed,), writes=(out,),
             saves=(summed,), moments_of=summed,
@@ -208,46 +238,34 @@ def _gin(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
 
 
 def _sage(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
-    """Means beside a product of own rows."""
-
-    def before(i: int, *, own: str) -> tuple[list[_Op], tuple[str, ...], str]:
-        """Operations, what they write, and what the layer reads of own rows."""
-        a, b = widths[i], widths[i + 1]
-        if b >= a:
-            return [], (), own
-        return [_linear(a, b)], (sketch.row(f"h{i}", b),), own
-
-    ops, written, own = before(0, own="x")
-    gathered = "x"
-    if written:
-        sketch.stage("rows", "rows", ops, reads=("x",), writes=written, saves=("x",))
-        gathered = written[0]
+    """Means beside a product of own rows; that of the means on the side where it is narrower."""
+    gathered, own = "x", "x"
+    if widths[1] < widths[0]:
+        gathered = sketch.row("h0", widths[1])
+        ops = [_linear(widths[0], widths[1], bias=False, keeps=False)]
+        sketch.stage("rows", "rows", ops, reads=("x",), writes=(gathered,), saves=("x",))
     for i in range(len(widths) - 1):
         a, b = widths[i], widths[i + 1]
         last, narrow = i == len(widths) - 2, b < a
-        ops = [_map(min(a, b))]
-        if not narrow:
-            ops.append(_linear(a, b))
+        # One bias and one sum of the two products, wherever those run.
+        ops = [_add(b), _bias(b, moved=3)] if narrow else [_linear(a, b), _add(b)]
+        saves: tuple[str, ...] = ()
         if own:
-            ops.append(_linear(a, b, bias=False))
-        else:
-            ops.append(_map(b))
-        reads = () if own == gathered and narrow else ((own,) if own else (f"{gathered}a",))
-        if own == gathered:
-            reads = (own,)
-        writes: tuple[str, ...]
-        if last:
-            writes = (sketch.row(f"h{i + 1}", b),)
-        elif widths[i + 2] < b:  # both products of the next layer run here
-            c = widths[i + 2]
-            ops += [_map(b, keeps=True), _map(b), _linear(b, c), _linear(b, c, bias=False)]
-            writes = (sketch.row(f"h{i + 1}", c), sketch.row(f"h{i + 1}a", c))
-        else:
-            ops += [_map(b, keeps=True), _map(b)]
-            writes = (sketch.row(f"h{i + 1}", b),)
+            product = _linear(a, b, bias=False, keeps=False)
+            ops.insert(0, replace(product, through=own != "x"))
+            saves = (own,)
+        reads = (own or f"{gathered}a",)
+        writes = (sketch.row(f"h{i + 1}", b if last else min(widths[i + 1 : i + 3])),)
+        if not last:
+            ops += [_activation(b), _scale(b)]
+            if widths[i + 2] < b:  # both products of the next layer run here
+                c = widths[i + 2]
+                ops += [_linear(b, c, bias=False), _linear(b, c, bias=False, keeps=False)]
+                writes += (sketch.row(f"h{i + 1}a", c),)
         sketch.stage(
-            "graph", "mean of in-edges", ops, gathers=(gathered,), reads=reads, writes=writes
-        )
+            "graph", "mean of in-edges", ops, gathers=(gathered,), reads=reads, writes=writes,
+            saves=saves,
+        )  # fmt: skip
         gathered, own = writes[0], "" if len(writes) == 2 else writes[0]
     return gathered
 
@@ -256,28 +274,29 @@ def _gat(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
     """Attention by heads of ``widths[i]`` each; the last layer has one head."""
 
     def before(i: int, wide: int) -> tuple[list[_Op], int, int]:
-        last = i == len(widths) - 2
-        count = 1 if last else heads
+        count = 1 if i == len(widths) - 2 else heads
         out = count * widths[i + 1]
-        ops = [_map(wide), _linear(wide, out, bias=False), _map(out, parameters=2 * out)]
-        return ops, out, count
+        score = _Op("score", out, out, out, moved=3, back=6)
+        return [_scale(wide), _linear(wide, out, bias=False), score], out, count
 
     ops, out, count = before(0, widths[0])
     name, score = sketch.row("h0", out), sketch.row("h0a", count)
-    sketch.stage("rows", "rows", ops, reads=("x",), writes=(name, score))
+    sketch.stage("rows", "rows", ops, reads=("x",), writes=(name, score), saves=(name,))
     for i in range(len(widths) - 1):
-        last, wide = i == len(widths) - 2, out
+        last, wide, attending = i == len(widths) - 2, out, count
         op = f"gat of {count} head" + "s" * (count > 1)
-        ops = [_map(wide, parameters=wide)]
+        ops = [_Op("score", wide, wide, wide, moved=7, back=9), _bias(wide)]
         if not last:
             more, out, count = before(i + 1, wide)
-            ops += [_map(wide, keeps=True), *more]
-        writes = (sketch.row(f"h{i + 1}", out if not last else wide),)
+            ops += [_activation(wide), *more]
+        writes = (sketch.row(f"h{i + 1}", wide if last else out),)
+        saves = (name, score)
         if not last:
+            saves += writes
             writes += (sketch.row(f"h{i + 1}a", count),)
         sketch.stage(
             "graph", op, ops, gathers=(name, score), reads=(name,), writes=writes,
-            own_keeps=wide, saves=(name, score),
+            own_keeps=2 * wide + 4 * attending, saves=saves,
         )  # fmt: skip
         name, score = writes[0], writes[-1]
     return name

@@ -1,0 +1,149 @@
+"""Every strategy over random graphs, parts and knobs: proved by check, alike by walks and text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.planner.strategies.cases import WORKLOADS, cases, graph_case, knobs_of, machine, small
+from tiergnn.errors import ConfigError, PlanError
+from tiergnn.planner.cost import Costs
+from tiergnn.planner.simulate import simulate
+from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.planner.strategies.known import KNOBS, STRATEGIES
+from tiergnn.schedule.actions import Op
+from tiergnn.schedule.check import check, peaks
+from tiergnn.schedule.schedule import Schedule
+
+OURS = [name for name in STRATEGIES if name != "resident"]
+ONE_DEVICE = ("hongtu", "grinnder", "sliced")
+
+
+@pytest.mark.parametrize("name", OURS)
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_every_schedule_is_sound(name, data):
+    workload = WORKLOADS[data.draw(st.sampled_from(sorted(WORKLOADS)))]
+    case = data.draw(cases(max_parts=16 if name in ONE_DEVICE else 8))
+    knobs = data.draw(knobs_of(KNOBS[name], workload, case.layout.num_parts))
+    there = machine(*data.draw(st.sampled_from([(8, 1), (2, 4)])))
+    schedule = STRATEGIES[name](workload, case.shape, case.layout, there, knobs)
+    check(schedule, there)
+    assert schedule.num_ranks == (1 if name in ONE_DEVICE else case.layout.num_parts)
+    assert Schedule.parse(str(schedule)) == schedule
+    timeline = simulate(schedule, there, Costs.of(there))
+    assert timeline.seconds > 0
+    counted = [action for action in schedule.actions if action.op is Op.STEP]
+    assert len(counted) == schedule.num_ranks
+    # Loss and backward are of every part, however many rows of it are labelled.
+    labelled = sum(part.labelled > 0 for part in case.layout.parts)
+    assert sum(action.op is Op.LOSS for action in schedule.actions) == labelled
+    again = STRATEGIES[name](workload, case.shape, case.layout, there, knobs)
+    assert again == schedule
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("model", sorted(WORKLOADS))
+def test_every_stage_runs_once_on_every_row(name, model):
+    workload, case = WORKLOADS[model], graph_case(40, 160, 4, 20, seed=3)
+    count = {"parts" if name in ONE_DEVICE else "ranks": 4}
+    knobs = Knobs(**count, **({"slices": 2} if name == "sliced" else {}))
+    there = machine()
+    schedule = STRATEGIES[name](workload, case.shape, case.layout, there, knobs)
+    for stage in workload.stages:
+        ran = [
+            action.part
+            for action in schedule.actions
+            if action.stage == stage.index and action.op in (Op.FORWARD, Op.UPDATE)
+        ]
+        assert sorted(ran) == [0, 1, 2, 3], stage.index
+        back = [
+            action.part
+            for action in schedule.actions
+            if action.stage == stage.index and action.op is Op.BACKWARD and action.slice < 0
+        ]
+        graded = any(workload.row_kind(written).grad for written in stage.writes)
+        assert sorted(back) == ([0, 1, 2, 3] if graded else []), stage.index
+
+
+@pytest.mark.parametrize("name", ONE_DEVICE)
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_budgets_hold_or_the_least_that_would_do_is_told(name, data):
+    workload = WORKLOADS[data.draw(st.sampled_from(["gcn", "gin"]))]
+    case = data.draw(cases(max_parts=6))
+    knobs = data.draw(knobs_of(KNOBS[name], workload, case.layout.num_parts))
+    device, host = data.draw(st.integers(1000, 40_000)), data.draw(st.integers(0, 20_000))
+    for _ in range(6):
+        there = small(device, host)
+        try:
+            schedule = STRATEGIES[name](workload, case.shape, case.layout, there, knobs)
+        except PlanError as error:
+            tier = error.problem.split(": ")[1].split()[0]
+            least = int(error.hint.split("at least ")[1].split()[0])
+            assert least > {"device": device, "host": host}[tier]
+            device, host = (least, host) if tier == "device" else (device, least)
+            continue
+        check(schedule, there)
+        held = peaks(schedule)
+        assert held[0, "device"][0] <= device
+        assert held.get((0, "host"), (0, {}))[0] <= host
+        return
+    raise AssertionError("what was said to do did not do")
+
+
+def test_more_host_memory_means_less_disk():
+    workload, case = WORKLOADS["gin"], graph_case(60, 400, 6, 30, seed=1)
+    for name in ("grinnder", "sliced"):
+        knobs = Knobs(parts=6, tier="disk", **({"slices": 4} if name == "sliced" else {}))
+        moved = []
+        for host in (3_500, 6_000, 12_000, 10**6):
+            there = small(60_000 if name == "grinnder" else 12_000, host)
+            schedule = STRATEGIES[name](workload, case.shape, case.layout, there, knobs)
+            timeline = simulate(schedule, there, Costs.of(there))
+            on_disk = timeline.moved_bytes()
+            moved.append(on_disk.get("disk_read", 0) + on_disk.get("disk_write", 0))
+        assert moved == sorted(moved, reverse=True), name
+        assert moved[-1] < moved[0], name
+
+
+def test_slices_stay_on_the_device_as_it_grows():
+    workload, case = WORKLOADS["gcn"], graph_case(60, 400, 4, 30, seed=1)
+    knobs = Knobs(parts=4, slices=4)
+    moved = []
+    for device in (16_000, 20_000, 24_000, 10**6):
+        there = small(device, 10**6)
+        schedule = STRATEGIES["sliced"](workload, case.shape, case.layout, there, knobs)
+        moved.append(sum(action.moved_bytes for action in schedule.actions))
+    assert moved == sorted(moved, reverse=True)
+    assert moved[0] > moved[-1] == 0
+
+
+def test_refusals_name_the_way_out():
+    workload, case, there = WORKLOADS["gcn"], graph_case(20, 50, 2, 5, seed=0), machine()
+    arguments = (workload, case.shape, case.layout, there)
+    with pytest.raises(ConfigError, match="halo has no knob slices"):
+        STRATEGIES["halo"](*arguments, Knobs(ranks=2, slices=2))
+    with pytest.raises(ConfigError, match="asked for 3 parts, the layout has 2"):
+        STRATEGIES["grinnder"](*arguments, Knobs(parts=3))
+    with pytest.raises(ConfigError, match="no stage 9"):
+        STRATEGIES["uva"](*arguments, Knobs(ranks=2, recompute=(9,)))
+    with pytest.raises(PlanError, match="needs 2 devices"):
+        STRATEGIES["mgg"](*arguments[:3], machine(1), Knobs(ranks=2))
+    with pytest.raises(ConfigError, match="unknown tier"):
+        Knobs(tier="tape")
+    with pytest.raises(ConfigError, match="fraction"):
+        Knobs(hot_frac=1.5)
+    stages = tuple(replace(s, columnwise=False) for s in workload.stages)
+    whole = replace(workload, stages=stages)
+    for name in ("sliced", "nfp", "mgg", "leo", "uva"):
+        count = {"parts" if name == "sliced" else "ranks": 2}
+        with pytest.raises(PlanError, match=r"strategy (grinnder|halo)"):
+            STRATEGIES[name](whole, *arguments[1:], Knobs(**count))
+    check(STRATEGIES["halo"](whole, *arguments[1:], Knobs(ranks=2)), there)
+    rows = tuple(replace(r, grad=True) for r in workload.rows)
+    with pytest.raises(PlanError, match="learns x"):
+        STRATEGIES["halo"](replace(workload, rows=rows), *arguments[1:], Knobs(ranks=2))
