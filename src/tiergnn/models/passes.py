@@ -8,8 +8,8 @@ one graph of the whole model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key
 from tiergnn.models.stages import Stage
+
+# Something that requires a gradient and gets none, so that a graph starts without holding rows.
+_ANCHOR = torch.empty(0, requires_grad=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,30 +45,35 @@ def run_forward(
     own: Mapping[str, Tensor] | None = None,
     *,
     keep: bool,
+    order: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[dict[str, Tensor], Kept | None]:
     """What ``stage.run`` gives, and what its backward needs; nothing of it with keep=False.
 
     Rows and moments that require gradients get one, and what is written requires one where
     autograd says so. ``own`` None: as ``gathered``. Where both hold a row by one name, of other
-    rows, its gradients are ``NAME`` of those gathered and ``own:NAME``.
+    rows, its gradients are ``NAME`` of those gathered and ``own:NAME``. ``order`` is entered around
+    the stage's code.
     """
     kept = Kept()
-    with torch.enable_grad(), nullcontext() if keep else _nothing_saved():
-        if own is None:
-            names = (*stage.gathers, *stage.reads, *stage.edges, *stage.statistics)
-            written = stage.run(block, key, starts(_these(gathered, names), kept.found))
-        else:
-            own = _these(own, (*stage.reads, *stage.edges, *stage.statistics))
-            own = {f"own:{n}" if n in stage.gathers else n: row for n, row in own.items()}
-            begun = starts(_these(gathered, stage.gathers) | own, kept.found)
-            own = {n.removeprefix("own:"): begun[n] for n in own}
-            written = stage.run(block, key, begun, own)
-        flows = {name: row for name, row in written.items() if row.requires_grad}
-        if keep:
-            for name, row in flows.items():
-                end: Any = _End.apply(row, name, kept.coming)
-                kept.ends[name] = end
-    cut = {name: _marked(row.detach(), name in flows) for name, row in written.items()}
+    if own is None:
+        names = (*stage.gathers, *stage.reads, *stage.edges, *stage.statistics)
+        gathered = starts({name: gathered[name] for name in names}, kept.found)
+    else:
+        begun = {n: f"own:{n}" if n in stage.gathers else n for n in stage.reads}
+        begun |= {n: n for n in (*stage.edges, *stage.statistics)}
+        rows = {name: gathered[name] for name in stage.gathers}
+        gathered = starts(rows | {name: own[n] for n, name in begun.items()}, kept.found)
+        own = {n: gathered[name] for n, name in begun.items()}
+    cut = {}
+    with torch.enable_grad():
+        with order(), nullcontext() if keep else _nothing_saved():
+            written = stage.run(block, key, gathered, own)
+        for name, row in written.items():
+            cut[name] = row.detach()
+            if row.requires_grad:
+                cut[name].requires_grad_()
+                if keep:
+                    kept.ends[name] = _end(row, name, kept.coming)
     return cut, kept if keep else None
 
 
@@ -90,26 +98,18 @@ def starts(rows: Mapping[str, Tensor], found: dict[str, Tensor]) -> dict[str, Te
 
     A parameter (learned rows) is a start already: its gradient is added to ``.grad``.
     """
-    names = [
-        n for n, row in rows.items() if row.requires_grad and not isinstance(row, nn.Parameter)
-    ]
-    if not names:
+    flows = [row.requires_grad and not isinstance(row, nn.Parameter) for row in rows.values()]
+    if not any(flows):
         return dict(rows)
-    begun: Any = _Starts.apply(_anchor(), found, names, *(rows[name].detach() for name in names))
+    names = [name for name, flow in zip(rows, flows, strict=True) if flow]
+    with torch.enable_grad():
+        begun: Any = _Starts.apply(_ANCHOR, found, names, *(rows[n].detach() for n in names))
     return {**rows, **dict(zip(names, begun, strict=True))}
 
 
-def _these(rows: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-    return {name: rows[name] for name in names}
-
-
-def _marked(row: Tensor, requires_grad: bool) -> Tensor:
-    return row.requires_grad_() if requires_grad else row
-
-
-def _anchor() -> Tensor:
-    """Something that requires a gradient, so that a graph starts without holding rows."""
-    return torch.empty(0, requires_grad=True)
+def _end(row: Tensor, name: str, coming: dict[str, Tensor]) -> Tensor:
+    end: Any = _End.apply(row, name, coming)
+    return end
 
 
 def _nothing_saved() -> saved_tensors_hooks:

@@ -1,5 +1,6 @@
-"""The resident executor: the whole graph and its features on one device.
+"""Resident: a model, and the whole graph with its features on one device, ready to walk.
 
+What a step does is its schedule's (``planner/strategies/resident``); here is what it does it to.
 This path is the oracle: whatever else runs a Program must give its numbers.
 
 Legend: V nodes, E edges, D features, C outputs.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +20,14 @@ from tiergnn.graph.csr import Graph
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import step_key
 from tiergnn.models.trace import Program, trace
+from tiergnn.planner.strategies import resident
 from tiergnn.runtime.memory import PeakMeter, check_room, out_of_memory
 from tiergnn.runtime.order import FixedOrder
+from tiergnn.runtime.outline import counts_of, outline
 from tiergnn.runtime.rows import Rows
+from tiergnn.runtime.walk import Walk
+from tiergnn.schedule.schedule import Schedule
+from tiergnn.schedule.timeline import Timeline
 
 
 class Resident:
@@ -29,6 +36,8 @@ class Resident:
     The model is moved to ``device`` and ``dtype`` in place. Node features are the graph's, kept in
     their stored width and decoded at every pass, or the rows of ``embedding`` [V, D], a parameter.
     ``normalize_rows`` divides each feature row by the sum of its absolute values.
+    ``schedule`` is of one training step by the resident strategy; None: every stage keeps what its
+    backward reads.
     Raises ConfigError for a model that cannot be traced, or wants inputs that the graph lacks, and
     PlanError when the device (or ``budget_bytes`` of it) cannot hold the least that is needed.
     """
@@ -44,6 +53,7 @@ class Resident:
         embedding: nn.Parameter | None = None,
         normalize_rows: bool = False,
         budget_bytes: int | None = None,
+        schedule: Schedule | None = None,
     ):
         self.device, self.seed = indexed(torch.device(device)), seed
         if graph.x is None and embedding is None:
@@ -71,28 +81,59 @@ class Resident:
             training: trace(self.model, self._inputs(slice(0, 8)), training=training)
             for training in (True, False)
         }
+        shape = counts_of(graph)
+        works = {
+            training: outline(program, dtype=dtype, learned=embedding is not None)
+            for training, program in self.programs.items()
+        }
+        step = resident.training(works[True], shape) if schedule is None else schedule
+        self._step = self._walk(True, step)
+        self._evaluation = self._walk(False, resident.evaluation(works[False], shape))
+
+    def _walk(self, training: bool, schedule: Schedule) -> Walk:
+        return Walk(self.programs[training], schedule, self.block, self._input)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of one training step."""
+        return self._step.schedule
 
     def forward(self, training: bool, step: int = 0) -> Tensor:
-        """The model's output [V, C]; dropout masks are those of ``step``."""
+        """The model's output [V, C] by one graph of the whole; dropout masks are of ``step``."""
         with out_of_memory(self.device, "training" if training else "evaluating"):
             self.model.train(training)
-            key, order = step_key(self.seed, step), nullcontext()
-            if training and self.device.type == "cpu":
-                order = FixedOrder()
-            with order:
+            key = step_key(self.seed, step)
+            with FixedOrder() if self.device.type == "cpu" else nullcontext():
                 return self.programs[training].run(self._inputs(), self.block, key)
 
-    def train_step(self, loss_of_out: Callable[[Tensor], Tensor], step: int) -> float:
-        """Forward, ``loss_of_out(out)``, backward; gradients add to ``.grad``. Gives the loss."""
+    def train_step(
+        self, loss_of_out: Callable[[Tensor], Tensor], step: int, *, measure: bool = False
+    ) -> float:
+        """The schedule up to STEP: gradients add to ``.grad``. Gives the loss.
+
+        ``measure`` notes when each action ran, for ``timeline``.
+        """
         with out_of_memory(self.device, "training"):
-            loss = loss_of_out(self.forward(True, step))
-            loss.backward()
-            return float(loss.detach())
+            self.model.train(True)
+            return float(self._step.run(step_key(self.seed, step), loss_of_out, measure=measure))
+
+    def update(self, move: Callable[[], Any]) -> None:
+        """The schedule's STEP: ``move()`` has the optimizer move the parameters."""
+        with out_of_memory(self.device, "training"):
+            self._step.update(move)
 
     @torch.no_grad()
     def infer(self) -> Tensor:
         """The output [V, C] in evaluation mode; keeps nothing for a backward."""
-        return self.forward(False)
+        with out_of_memory(self.device, "evaluating"):
+            self.model.train(False)
+            return self._evaluation.run(None)
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """When each action ran in the step that was measured last; None before any."""
+        peaks = self.peak_bytes
+        return self._step.timeline(peaks.get("device", peaks["host"]))
 
     @property
     def peak_bytes(self) -> dict[str, int]:
@@ -139,16 +180,21 @@ class Resident:
         end = int(torch.searchsorted(self.block.rowptr, edge, right=True)) - 1
         return f"edge {int(self.block.col[edge])} -> {end}"
 
-    def _inputs(self, rows: slice = slice(None)) -> dict[str, Tensor]:
+    def _input(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """Rows of an input as the model reads them; learned rows are the parameter itself."""
+        if name in self._edges:
+            return self._edges[name][rows]
+        if name == "edge_attr":
+            assert self._edge_attr is not None
+            return self._edge_attr.values(rows)
         if self._x is not None:
-            x = self._x.values(rows)
-        else:
-            assert self.embedding is not None
-            x = self.embedding[rows]
-        inputs = {"x": x} | {name: values[rows] for name, values in self._edges.items()}
-        if self._edge_attr is not None:
-            inputs["edge_attr"] = self._edge_attr.values(rows)
-        return inputs
+            return self._x.values(rows)
+        assert self.embedding is not None
+        return self.embedding if rows == slice(None) else self.embedding[rows]
+
+    def _inputs(self, rows: slice = slice(None)) -> dict[str, Tensor]:
+        names = ["x", *self._edges, *(["edge_attr"] if self._edge_attr is not None else [])]
+        return {name: self._input(name, rows) for name in names}
 
 
 def indexed(device: torch.device) -> torch.device:

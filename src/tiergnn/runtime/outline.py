@@ -36,9 +36,9 @@ def outline(program: Program, *, dtype: torch.dtype, learned: bool) -> Workload:
 
 def counts_of(graph: Graph, name: str = "graph") -> GraphShape:
     """The shape of a graph as far as bytes go: all edges as if they were of one node."""
-    edges = Histogram((0, graph.num_edges), (graph.num_nodes - 1.0, 1.0))
-    if not graph.num_edges or not graph.num_nodes:
-        edges = Histogram((0,), (float(graph.num_nodes),))
+    edges = Histogram((0,), (float(graph.num_nodes),))
+    if graph.num_edges:
+        edges = Histogram((0, graph.num_edges), (graph.num_nodes - 1.0, 1.0))
     return GraphShape(
         name=name,
         num_nodes=graph.num_nodes,
@@ -63,13 +63,13 @@ def _kind(program: Program, rows: ProgramRows, learned: bool) -> RowKind:
 
 def _stage(stage: Stage, parameter_bytes: int) -> StageWork:
     of = "" if stage.statistic is None else stage.statistic.of
-    reads = dict.fromkeys((*([of] if of else []), *stage.reads, *stage.edges))
+    reads = [*([of] if of else []), *stage.reads, *stage.edges]
     return StageWork(
         index=stage.index,
         kind=stage.kind,
         op=stage.op,
         gathers=stage.gathers,
-        reads=tuple(reads),
+        reads=tuple(dict.fromkeys(reads)),
         writes=stage.writes,
         frees=stage.frees,
         saves=(),

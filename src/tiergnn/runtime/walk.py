@@ -73,7 +73,7 @@ class Walk:
         }
         self._given = [name for name in program.needs if name not in copied]
         on_cpu = block.device.type == "cpu"
-        self._order = FixedOrder if self._training and on_cpu else nullcontext
+        self._order = FixedOrder if on_cpu else nullcontext
         self._mark = time.perf_counter if on_cpu else _event
         self._held: dict[str, Any] = {}
         self._key: Key | None = None
@@ -116,11 +116,11 @@ class Walk:
             if measure:
                 self._marks, self._step_marks = marks, []
 
-    def step(self, update: Callable[[], Any]) -> None:
-        """The schedule's STEP: ``update()`` moves the parameters."""
+    def update(self, move: Callable[[], Any]) -> None:
+        """The schedule's STEP: ``move()`` has the optimizer move the parameters."""
         measure = bool(self._marks) and not self._step_marks
         before = self._mark() if measure else None
-        update()
+        move()
         if measure:
             self._step_marks = [before, self._mark()]
 
@@ -152,16 +152,21 @@ class Walk:
             self._held[name] = self._load(name)
 
     def _infer(self, action: Action) -> None:
-        self._held |= self._stages[action.stage].run(self._block, None, self._held)
+        with self._order():
+            self._held |= self._stages[action.stage].run(self._block, None, self._held)
 
     def _forward(self, action: Action) -> None:
         """FORWARD and RECOMPUTE; whether it keeps anything is whether it writes what is saved."""
         saved = f"saved.s{action.stage}"
         keep = saved in action.writes
-        with self._order():
-            written, kept = run_forward(
-                self._stages[action.stage], self._block, self._key, self._held, keep=keep
-            )
+        written, kept = run_forward(
+            self._stages[action.stage],
+            self._block,
+            self._key,
+            self._held,
+            keep=keep,
+            order=self._order,
+        )
         if action.op == Op.FORWARD:
             self._held |= written
         if keep:

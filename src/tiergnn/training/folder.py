@@ -5,6 +5,7 @@ log.jsonl        one line an epoch
 checkpoints/     see training.checkpoint
 splits.npz       ids of the splits, when the caller gave them
 result.json      losses, metrics, times and bytes of a finished run
+timeline.json    when each action of its last measured epoch ran
 tensorboard/     when asked for
 """
 
@@ -29,7 +30,15 @@ FORMAT = "tiergnn-run"
 VERSION = 1
 # What a file system without locks, or without locks of folders, answers.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-_OURS = ("run.json", "log.jsonl", "result.json", "splits.npz", "checkpoints", "tensorboard")
+_OURS = (
+    "run.json",
+    "log.jsonl",
+    "result.json",
+    "timeline.json",
+    "splits.npz",
+    "checkpoints",
+    "tensorboard",
+)
 
 
 class RunFolder:
@@ -49,6 +58,10 @@ class RunFolder:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def timeline(self) -> Path:
+        return self.path / "timeline.json"
 
     @classmethod
     def create(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tiergnn.errors import ConfigError, Interrupted, PlanError
 from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.memory import device_budget
-from tiergnn.runtime.order import fixed_sum
+from tiergnn.runtime.order import FixedOrder, fixed_sum
 from tiergnn.training.checkpoint import Checkpoint, Checkpoints, check_fits
 from tiergnn.training.folder import RunFolder
 from tiergnn.training.log import JsonLog, Record, TensorBoard, show
@@ -177,7 +177,7 @@ class Trainer:
 
         def closure() -> float:
             self.optimizer.zero_grad(set_to_none=True)
-            loss = self.resident.train_step(self.scoring.loss, step)
+            loss = self.resident.train_step(self.scoring.loss, step, measure=self._measures(step))
             if not math.isfinite(loss):
                 cause = self.resident.not_finite()
                 raise ConfigError(
@@ -193,12 +193,18 @@ class Trainer:
             losses.append(loss)
             return loss
 
-        if needs_closure(self.optimizer):
-            self.optimizer.step(closure)  # pyright: ignore[reportArgumentType]
-        else:
+        if not needs_closure(self.optimizer):
             closure()
-            self.optimizer.step()
+        with FixedOrder():
+            if needs_closure(self.optimizer):
+                self.optimizer.step(closure)  # pyright: ignore[reportArgumentType]
+            else:
+                self.resident.update(self.optimizer.step)
         return losses[0]
+
+    def _measures(self, step: int) -> bool:
+        """Whether to note when each action runs: where it takes next to no time, always."""
+        return self.resident.device.type == "cpu" or step in (2, self.options.epochs)
 
     def _judge(self, epoch: int, record: Record) -> None:
         """Keep the weights when validation is better than ever; without validation, always."""

@@ -20,6 +20,7 @@ from torch import nn
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.graph.csr import Graph
 from tiergnn.runtime.executor import Resident
+from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.assemble import as_graph, build, fingerprint, model_spec, resident
 from tiergnn.training.checkpoint import Checkpoints
 from tiergnn.training.features import choose_features
@@ -43,6 +44,8 @@ class Run:
     epoch: epoch, loss (before the step), lr, seconds (of the step) and, where it was evaluated,
     split -> metric -> value and eval_seconds. best_epoch, finished: "epochs", "patience", or None
     for a run that was not trained to its end. peak_bytes: tier -> the most memory taken.
+    schedule, timeline: what one training step did, and when each action of it ran in the last epoch
+    that was measured (None before any).
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Run:
         self.history, self.best_epoch = progress.history, progress.best_epoch
         self.finished = progress.finished
         self.peak_bytes = held.peak_bytes
+        self.schedule, self.timeline = held.schedule, held.timeline
 
     def __repr__(self) -> str:
         best = self.metrics.get("test") or self.metrics.get("val") or {}
@@ -259,8 +263,9 @@ def reopen(
     _compare_text(record, module)
     weights, state = Checkpoints(folder.checkpoints).load_best()
     load_weights(held, weights, str(folder.checkpoints))
-    progress = Progress(**state["progress"])
-    return Run(held, graph, options, progress, folder.path, record["task"])
+    run = Run(held, graph, options, Progress(**state["progress"]), folder.path, record["task"])
+    run.timeline = Timeline.load(folder.timeline) if folder.timeline.exists() else None
+    return run
 
 
 def _trainer(
@@ -297,6 +302,8 @@ def _finish(
     path = None if folder is None else folder.path
     run = Run(trainer.resident, graph, options, trainer.progress, path, trainer.scoring.task)
     if folder is not None:
+        if run.timeline is not None:
+            run.timeline.save(folder.timeline)
         folder.finish(run.as_dict())
     return run
 
