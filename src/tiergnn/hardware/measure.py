@@ -42,6 +42,7 @@ from tiergnn.version import __version__
 
 _log = logging.getLogger("tiergnn")
 _REPEAT_S = 8.0  # for so long figures are measured in several rounds
+_BUSY = 1.5  # processes that want each thread
 _CUDA_PASS_BYTES = 128  # our CUDA kernels walk wide rows one cache line of columns at a time
 
 
@@ -123,6 +124,7 @@ def _same_names(name: str, where: torch.device) -> int:
 
 def _measured(folder: str | Path, kind: str, effort: Effort) -> Machine:
     host_effort = (effort if kind == "cpu" else CPU).within(free_host_bytes())
+    _warn_of_others(read_cpu().threads)
     until_s = time.perf_counter() + _REPEAT_S
     cpu_clock = Clock(device=torch.device("cpu"), budget_s=host_effort.budget_s, until_s=until_s)
     links = host_links(cpu_clock, host_effort)
@@ -159,6 +161,20 @@ def _measured(folder: str | Path, kind: str, effort: Effort) -> Machine:
         source="measured",
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
     )
+
+
+def _warn_of_others(threads: int) -> None:
+    try:
+        load = os.getloadavg()[0]
+    except OSError:  # a system that does not say
+        return
+    if load > _BUSY * threads:
+        _log.warning(
+            "others keep this machine busy (load %.1f on %d threads): rates may come out low; "
+            "measure again when it is quiet (tiergnn machine --refresh)",
+            load,
+            threads,
+        )
 
 
 def _cpu_device(clock: Clock, effort: Effort) -> Device:

@@ -91,9 +91,9 @@ def fit_actions(
     if not usable.any():
         raise PlanError("no action that was measured takes time: nothing to learn from")
     shares, measured, against = shares[usable], measured[usable], against[usable]
-    rows = np.vstack([shares / against[:, None], np.sqrt(_HOLD) * np.eye(len(CLASSES))])
-    wanted = np.concatenate([measured / against, np.full(len(CLASSES), np.sqrt(_HOLD))])
-    factors = np.maximum(nnls(rows, wanted)[0], _LEAST_FACTOR)
+    factors = _least_squares(shares, measured, against)
+    # Errors against measured seconds, noise and all, favour low ones: once more against predicted.
+    factors = _least_squares(shares, measured, np.maximum(shares @ factors, against / 2))
     seen = shares.sum(axis=0) > 0
     learned = {
         name: round(float(costs.factor(name) * factors[i]), 6)
@@ -104,6 +104,13 @@ def fit_actions(
     before = np.abs(shares.sum(axis=1) - measured) / against
     after = np.abs(shares @ factors - measured) / against
     return Fit(costs=better, residuals=_residuals(better, shares, before, after))
+
+
+def _least_squares(shares: np.ndarray, measured: np.ndarray, against: np.ndarray) -> np.ndarray:
+    """One factor a class, of seconds by action and class."""
+    rows = np.vstack([shares / against[:, None], np.sqrt(_HOLD) * np.eye(len(CLASSES))])
+    wanted = np.concatenate([measured / against, np.full(len(CLASSES), np.sqrt(_HOLD))])
+    return np.maximum(nnls(rows, wanted)[0], _LEAST_FACTOR)
 
 
 def _residuals(

@@ -1,0 +1,328 @@
+"""Seconds of work: monotone in bytes and rates, and learned back from what was measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiergnn import frozen
+from tiergnn.errors import ConfigError, PlanError
+from tiergnn.hardware.machine import Curve, Machine
+from tiergnn.hardware.presets import PRESETS, preset
+from tiergnn.planner.cost import CLASSES, Costs
+from tiergnn.planner.fit import Fit, fit, fit_actions
+from tiergnn.schedule.actions import Action, Lane, Op, Work
+from tiergnn.schedule.schedule import Writer
+from tiergnn.schedule.timeline import Span, Timeline
+
+GB = 10**9
+
+
+def action(*work: Work, lane: Lane = Lane.COMPUTE) -> Action:
+    return Action(index=0, rank=0, lane=lane, op=Op.FORWARD, work=work)
+
+
+def gather(amount: int = GB, **values) -> Work:
+    return Work(kind="gather", amount=amount, **({"grain": 256, "span": 10**9} | values))
+
+
+works = st.one_of(
+    st.builds(
+        gather,
+        amount=st.integers(0, 10**12),
+        grain=st.integers(1, 8192),
+        span=st.integers(0, 10**12),
+        launches=st.integers(0, 9),
+        evenness=st.floats(1e-3, 1),
+    ),
+    st.builds(
+        Work,
+        kind=st.just("matmul"),
+        amount=st.integers(0, 10**15),
+        grain=st.integers(0, 4096),
+        place=st.sampled_from(["device", "float32", "float64"]),
+    ),
+    st.builds(
+        Work,
+        kind=st.just("stream"),
+        amount=st.integers(0, 10**12),
+        place=st.sampled_from(["device", "host"]),
+        launches=st.integers(0, 9),
+    ),
+    st.builds(
+        Work,
+        kind=st.just("move"),
+        amount=st.integers(0, 10**12),
+        grain=st.integers(1, 10**8),
+        place=st.sampled_from(["h2d", "d2h", "disk_read"]),
+    ),
+)
+
+
+@given(st.sampled_from(sorted(PRESETS)), works, st.floats(1, 100))
+@settings(max_examples=50, deadline=None)
+def test_more_bytes_never_take_less(name, work, times):
+    costs = Costs.of(preset(name))
+    more = replace(work, amount=int(work.amount * times))
+    assert costs.seconds(action(more)) >= costs.seconds(action(work)) * (1 - 1e-9)
+
+
+@given(st.sampled_from(sorted(PRESETS)), works, st.floats(1, 10))
+@settings(max_examples=50, deadline=None)
+def test_higher_rates_never_take_more(name, work, times):
+    machine = preset(name)
+    costs, faster = Costs.of(machine), Costs.of(sped_up(machine, times))
+    assert faster.seconds(action(work)) <= costs.seconds(action(work)) * (1 + 1e-9)
+
+
+def sped_up(machine: Machine, times: float) -> Machine:
+    def curve(old: Curve) -> Curve:
+        return Curve(tuple((size, rate * times) for size, rate in old.points))
+
+    device = machine.device
+    near, each = device.near_gather_Bps, device.elementwise_Bps
+    return replace(
+        machine,
+        device=replace(
+            device,
+            stream_Bps=device.stream_Bps * times,
+            gather_Bps=curve(device.gather_Bps),
+            cached_gather_Bps=curve(device.cached_gather_Bps),
+            near_gather_Bps=None if near is None else curve(near),
+            elementwise_Bps=None if each is None else curve(each),
+            matmul_flops={name: curve(old) for name, old in device.matmul_flops.items()},
+            launch_s=device.launch_s / times,
+        ),
+        links={k: replace(link, Bps=curve(link.Bps)) for k, link in machine.links.items()},
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_gather_goes_smoothly_from_the_cache_to_memory(name):
+    machine = preset(name)
+    costs, row = Costs.of(machine), 64
+    taken = [costs.seconds(action(gather(grain=row, span=2**power))) for power in range(12, 44)]
+    assert taken == sorted(taken)
+    assert all(b < 3 * a for a, b in pairwise(taken))
+    launch_s = costs.seconds(action(gather(amount=0)))
+    fastest = machine.device.near_gather_Bps or machine.device.cached_gather_Bps
+    assert taken[0] == pytest.approx(GB / fastest.at(row) + launch_s, rel=0.05)
+    assert taken[-1] == pytest.approx(GB / machine.device.gather_Bps.at(row) + launch_s, rel=0.01)
+
+
+def test_hot_rows_stay_in_the_cache():
+    costs = Costs.of(preset("h200"))
+    even, skewed = (costs.seconds(action(gather(evenness=e))) for e in (1.0, 0.05))
+    assert skewed < 0.7 * even
+
+
+def test_a_kernel_that_walks_wide_rows_sees_a_narrow_table():
+    machine = preset("h200")
+    whole = replace(machine, device=replace(machine.device, pass_bytes=0))
+    wide = action(gather(grain=1024, span=2**28))
+    assert Costs.of(machine).seconds(wide) < 0.7 * Costs.of(whole).seconds(wide)
+
+
+def test_the_h200_predicts_what_was_measured_on_it():
+    """ms of benchmarks/results/kernels_gpu.json, one call at a time."""
+    costs = Costs.of(preset("h200"))
+    shapes = {
+        "reddit": (232_965, 114_615_892, 0.035, {32: 1.07, 64: 1.95, 128: 4.01, 256: 7.61}),
+        "products": (2_449_029, 123_718_280, 0.13, {32: 2.73, 64: 5.06, 128: 10.1, 256: 20.8}),
+        "uniform": (2_000_000, 100_000_000, 0.97, {32: 2.92, 64: 6.04, 128: 11.8, 256: 22.9}),
+    }
+    for nodes, edges, even, measured in shapes.values():
+        for width, ms in measured.items():
+            row = 4 * width
+            rows = gather(edges * row, grain=row, span=nodes * row, evenness=even)
+            ordered = Work(kind="stream", amount=4 * edges + (8 + row) * nodes, launches=0)
+            assert costs.seconds(action(rows, ordered)) * 1e3 == pytest.approx(ms, rel=0.18)
+
+
+def test_links_are_told_apart_from_what_nothing_can_lengthen():
+    machine = preset("h200")
+    costs = Costs.of(machine)
+    move = Work(kind="move", amount=554 * 10**8, place="h2d", launches=3)
+    fixed_s, uses = costs.parts(action(move, gather(amount=0), lane=Lane.H2D))
+    assert fixed_s == pytest.approx(3 * machine.link("h2d").latency_s + 30e-6)
+    assert uses == (("h2d", 554 * 10**8, pytest.approx(55.4e9)),)
+    assert costs.seconds(action(move)) == pytest.approx(1.0, rel=1e-3)
+    assert costs.parts(action()) == (0.0, ())
+
+
+@pytest.mark.parametrize(
+    ("work", "lane", "link"),
+    [
+        (Work(kind="stream", amount=GB, place="host"), Lane.HOST, "host_copy"),
+        (gather(place="host"), Lane.HOST, "host_gather"),
+        (gather(place="host"), Lane.COMPUTE, "zero_copy"),
+        (gather(place="peer"), Lane.COMPUTE, "peer"),
+        (Work(kind="move", amount=GB, place="disk_write"), Lane.DISK_WRITE, "disk_write"),
+    ],
+)
+def test_what_goes_over_which_link(work, lane, link):
+    _, uses = Costs.of(preset("a100x8-nvswitch")).parts(action(work, lane=lane))
+    assert [use.link for use in uses] == [link]
+
+
+def test_the_host_of_a_cpu_machine_is_its_device():
+    costs = Costs.of(preset("cpu2"))
+    assert costs.parts(action(gather(place="host"))) == costs.parts(action(gather()))
+
+
+def test_a_piece_that_is_not_said_is_the_whole():
+    costs = Costs.of(preset("h200"))
+    small, whole = (Work(kind="move", amount=2**26, place="disk_read", grain=g) for g in (4096, 1))
+    assert costs.seconds(action(small)) > 4 * costs.seconds(action(whole))
+
+
+def test_products_by_dtype_and_large_new_tensors():
+    costs = Costs.of(preset("cpu2"))
+    product = Work(kind="matmul", amount=10**10, grain=64)
+    single, double = (replace(product, place=place) for place in ("float32", "float64"))
+    assert costs.seconds(action(product)) == costs.seconds(action(single))
+    assert costs.seconds(action(double)) > 2 * costs.seconds(action(single))
+    many = Work(kind="stream", amount=2**30, launches=100)
+    assert costs.seconds(action(replace(many, launches=1))) > 5 * costs.seconds(action(many))
+
+
+def test_what_a_kernel_streams_makes_no_tensor():
+    """Large new tensors of a CPU are fresh pages; a kernel's own streams are not."""
+    costs = Costs.of(preset("cpu2"))
+    own, new = (Work(kind="stream", amount=2**30, launches=count) for count in (0, 1))
+    assert costs.seconds(action(own)) == pytest.approx(2**30 / 20e9, rel=0.02)
+    assert costs.seconds(action(new)) > 5 * costs.seconds(action(own))
+    few = Work(kind="stream", amount=2**20, launches=0)
+    assert costs.seconds(action(few)) == pytest.approx(2**20 / 120e9, rel=0.02)
+
+
+def test_what_cannot_be_priced_is_refused():
+    costs = Costs.of(preset("h200"))
+    with pytest.raises(PlanError, match="has no peer link"):
+        costs.seconds(action(gather(place="peer")))
+    with pytest.raises(ConfigError, match="unknown class of work 'gathers'"):
+        Costs(machine=preset("h200"), factors={"gathers": 1.0})
+    with pytest.raises(ConfigError, match="above 0, had 0"):
+        Costs(machine=preset("h200"), factors={"gather": 0.0})
+
+
+@given(st.dictionaries(st.sampled_from(CLASSES), st.floats(0.01, 100)))
+@settings(max_examples=25, deadline=None)
+def test_costs_come_back_from_json(factors):
+    costs = Costs(machine=preset("cpu2"), factors=factors)
+    assert frozen.decode(Costs, json.loads(json.dumps(frozen.encode(costs)))) == costs
+
+
+def test_costs_come_back_from_their_file(tmp_path):
+    costs = Costs(machine=preset("h200"), factors={"matmul": 1.5})
+    costs.save(tmp_path / "c.json")
+    assert Costs.load(tmp_path / "c.json") == costs
+    with pytest.raises(ConfigError, match="wanted tiergnn-machine version 1, had tiergnn-costs"):
+        Machine.load(tmp_path / "c.json")
+
+
+PLANTED = {"gather": 1.7, "matmul": 0.6, "stream": 1.2, "launch": 3.0, "h2d": 0.8, "d2h": 2.5}
+
+
+def many_actions(seed: int, count: int = 600) -> list[Action]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        kinds = rng.random(4)
+        size = 10 ** rng.uniform(7, 11)
+        works = [
+            gather(int(10 * size * kinds[0]), launches=int(rng.integers(1, 20))),
+            Work(kind="matmul", amount=int(10 * size * kinds[1]), grain=64),
+            Work(kind="stream", amount=int(size * kinds[2])),
+        ]
+        link = "h2d" if rng.random() < 0.5 else "d2h"
+        works.append(Work(kind="move", amount=int(size * kinds[3] / 200), place=link))
+        made.append(action(*works[int(rng.integers(0, 3)) :]))
+    return made
+
+
+@pytest.mark.parametrize(("noise", "within"), [(0.0, 0.01), (0.1, 0.05)])
+def test_fit_finds_what_was_planted(noise, within):
+    machine = preset("h200")
+    made = many_actions(0)
+    truth = Costs(machine=machine, factors=PLANTED)
+    rng = np.random.default_rng(1)
+    seconds = [truth.seconds(a) * (1 + noise * rng.standard_normal()) for a in made]
+    learned = fit_actions(Costs.of(machine), made, seconds)
+    assert learned.costs.factors.keys() == PLANTED.keys()
+    for name, factor in PLANTED.items():
+        assert learned.costs.factor(name) == pytest.approx(factor, rel=within), name
+    assert learned == fit_actions(Costs.of(machine), made, seconds)
+    whole = learned.residuals[-1]
+    assert (whole.cost_class, whole.num_samples) == ("all", len(made))
+    assert whole.mean_after < max(0.01, 1.2 * noise)
+    assert whole.mean_after < whole.mean_before
+
+
+def test_fit_leaves_alone_what_was_not_seen_and_starts_from_what_is_known():
+    known = Costs(machine=preset("h200"), factors={"d2h": 4.0, "stream": 2.0})
+    made = [action(Work(kind="stream", amount=GB, launches=0))] * 5
+    seconds = [6 * Costs.of(preset("h200")).seconds(a) for a in made]
+    learned = fit_actions(known, made, seconds).costs
+    assert learned.factor("d2h") == 4.0
+    assert learned.factor("gather") == 1.0
+    assert learned.factor("stream") == pytest.approx(6.0, rel=0.01)
+
+
+def step(seconds_of: Costs) -> tuple:
+    """A schedule of three actions and the timeline that ``seconds_of`` gives it."""
+    write = Writer("resident")
+    h = write.buffer("h", 0, "device", "activations", GB)
+    write.reserve(0, h)
+    write.add(0, Lane.COMPUTE, Op.FORWARD, stage=0, writes=[h], work=[gather()])
+    write.add(0, Lane.COMPUTE, Op.FORWARD, stage=1, reads=[h], work=[gather(), gather()])
+    write.release(0, h)
+    schedule = write.finish()
+    at, spans = 0.0, []
+    for a in schedule.actions:
+        taken = seconds_of.seconds(a)
+        spans.append(
+            Span(
+                index=a.index,
+                rank=0,
+                lane=a.lane.value,
+                label=a.label,
+                start_s=at,
+                end_s=at + taken,
+            )
+        )
+        at += taken
+    return schedule, Timeline(source="measured", spans=tuple(spans))
+
+
+def test_fit_from_timelines_and_its_table():
+    machine = preset("h200")
+    truth = Costs(machine=machine, factors={"gather": 2.0})
+    learned = fit(Costs.of(machine), [step(truth), step(truth)])
+    assert isinstance(learned, Fit)
+    assert learned.costs.factor("gather") == pytest.approx(2.0, rel=0.01)
+    lines = str(learned).splitlines()
+    assert lines[0].split()[:3] == ["class", "actions", "factor"]
+    assert [line.split()[:2] for line in lines[1:]] == [["gather", "4"], ["all", "4"]]
+    row = learned.residuals[0]
+    assert 0.4 < row.mean_before < 0.5  # half of it had been predicted, and the launches rightly
+    assert row.mean_after < 0.01
+    assert f"{row.mean_before:.1%}" in lines[1]
+
+
+def test_fit_refuses_what_teaches_nothing():
+    machine = preset("h200")
+    schedule, timeline = step(Costs.of(machine))
+    with pytest.raises(PlanError, match="nothing to learn"):
+        fit(Costs.of(machine), [])
+    with pytest.raises(PlanError, match="nothing to learn"):
+        fit_actions(Costs.of(machine), [action()], [1.0])
+    renamed = replace(timeline.spans[1], label="BACKWARD s0")
+    with pytest.raises(PlanError, match="a timeline of another schedule"):
+        fit(Costs.of(machine), [(schedule, replace(timeline, spans=(renamed,)))])
