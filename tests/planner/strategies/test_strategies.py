@@ -24,7 +24,7 @@ ONE_DEVICE = ("hongtu", "grinnder", "sliced")
 
 @pytest.mark.parametrize("name", OURS)
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_every_schedule_is_sound(name, data):
     workload = WORKLOADS[data.draw(st.sampled_from(sorted(WORKLOADS)))]
     case = data.draw(cases(max_parts=16 if name in ONE_DEVICE else 8))
