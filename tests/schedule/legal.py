@@ -150,15 +150,16 @@ def random_legal(
             sources = [name for name in written if free_for(name, rank) or name in lasting]
             writes = rng.sample(targets, min(len(targets), rng.randrange(3)))
             reads = rng.sample(sources, min(len(sources), rng.randrange(3)))
+            in_place = Work(kind="stream", amount=0, place="host")  # whatever the tier
             works = [move("h2d", rng.randrange(40)), stream(rng.randrange(40))]
             w.add(
                 rank,
                 lane,
-                rng.choice([Op.COPY, Op.FORWARD, Op.BACKWARD]),
+                rng.choice([Op.FORWARD, Op.BACKWARD]),
                 part=step,
                 reads=reads,
                 writes=writes,
-                work=rng.sample(works, rng.randrange(3)),
+                work=[in_place, *rng.sample(works, rng.randrange(3))],
             )
             for name in (*reads, *writes):
                 touched.setdefault(name, set()).add(rank)

@@ -131,7 +131,7 @@ def left_out() -> Schedule:
 def circle() -> Schedule:
     w = Writer("circle", 1)
     w.given("x", 0, "device", "features", 1)
-    for lane in (Lane.COMPUTE, Lane.H2D):
+    for lane in (Lane.COMPUTE, Lane.PEER):
         w.add(0, lane, Op.COPY, reads=["x"])
     return edit(edit(w.finish(), 0, after=(1,)), 1, after=(0,))
 
@@ -139,7 +139,7 @@ def circle() -> Schedule:
 def forward_dependency() -> Schedule:
     w = Writer("forward", 1)
     w.given("x", 0, "device", "features", 1)
-    for lane in (Lane.COMPUTE, Lane.H2D):
+    for lane in (Lane.COMPUTE, Lane.PEER):
         w.add(0, lane, Op.COPY, reads=["x"])
     return edit(w.finish(), 0, after=(1,))
 
@@ -297,8 +297,8 @@ FAULTS: dict[str, tuple[Callable[[], Schedule], str]] = {
         "wanted every action that COPY waits for issued before it, had 1 after it",
     ),
     "race of two writers": (
-        lambda: added(15, lane=Lane.D2H, op=Op.COPY, writes=("out0",), after=(14,)),
-        "two writers race for out0: nothing orders 15 COPY before FORWARD s1 p0",
+        lambda: added(15, lane=Lane.D2H, op=Op.FORWARD, writes=("out0",), after=(14,)),
+        "two writers race for out0: nothing orders 15 FORWARD before FORWARD s1 p0",
     ),
     "write while read": (
         lambda: added(6, lane=Lane.H2D, op=Op.COPY, writes=("a0",)),
@@ -348,9 +348,21 @@ FAULTS: dict[str, tuple[Callable[[], Schedule], str]] = {
         lambda: buffer("x0", tier="tape"),
         "wanted a tier, had 'tape'",
     ),
-    "compute from disk": (
+    "not brought from the disk": (
         lambda: buffer("params0", tier="disk"),
-        "wanted params0 in memory for FORWARD, had it on the disk",
+        "wanted params0 on the device for FORWARD s0 p0, had it on the disk",
+    ),
+    "not brought to the device": (
+        lambda: changed("r0 compute FORWARD s0 p0", reads=("x0", "params0")),
+        "wanted x0 on the device for FORWARD s0 p0, had it on the host",
+    ),
+    "wrong lane of a copy": (
+        lambda: changed("r0 h2d COPY", lane=Lane.D2H),
+        "wanted COPY on lane d2h from the device, had x0, which is on the host",
+    ),
+    "copy to the wrong tier": (
+        lambda: changed("r0 disk_read COPY", lane=Lane.DISK_WRITE, reads=("x0",)),
+        "wanted COPY on lane disk_write to the disk, had page0, which is on the host",
     ),
     "kept workspace": (
         lambda: changed("r0 compute FORWARD s1 p0", reads=("h0", "h1", "scratch0")),
