@@ -303,6 +303,12 @@ def test_the_clock_runs_a_far_too_slow_call_twice():
     assert len(calls) == 2
 
 
+def test_the_clock_may_count_the_processors_seconds():
+    wall = clock(rounds=1).seconds(lambda: time.sleep(0.005))
+    own = clock(rounds=1, processor_time=True).seconds(lambda: time.sleep(0.005))
+    assert own < wall / 2
+
+
 def test_after_its_time_the_clock_runs_single_rounds():
     made = []
 
@@ -388,3 +394,22 @@ def test_ranks_get_one_machine_and_their_collectives(cache, tmp_path, monkeypatc
     assert machine.link("peer").Bps.at(1) == 1
     assert (machine.num_hosts, machine.num_devices) == (1, 1)
     assert machine.device.gather_Bps == preset("cpu2").device.gather_Bps
+
+
+def _one_rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    machine = measure(folder, device="cpu", effort=TINY)
+    machine.save(f"{folder}/rank{rank}.json")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_ranks_measure_what_they_send_each_other(cache, tmp_path):
+    torch.multiprocessing.spawn(_one_rank, (str(tmp_path),), nprocs=2)
+    first, second = (Machine.load(tmp_path / f"rank{rank}.json") for rank in range(2))
+    assert (first.num_hosts, first.num_devices) == (1, 2)
+    assert first.link("peer_copy").Bps.at(2**20) > 1e6
+    assert second == first

@@ -17,6 +17,7 @@ from tiergnn.hardware.machine import Curve, Machine
 from tiergnn.hardware.presets import PRESETS, preset
 from tiergnn.planner.cost import CLASSES, Costs
 from tiergnn.planner.fit import Fit, fit, fit_actions
+from tiergnn.planner.simulate import simulate
 from tiergnn.schedule.actions import Action, Lane, Op, Work
 from tiergnn.schedule.schedule import Writer
 from tiergnn.schedule.timeline import Span, Timeline
@@ -299,6 +300,15 @@ def step(seconds_of: Costs) -> tuple:
         )
         at += taken
     return schedule, Timeline(source="measured", spans=tuple(spans))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_simulates(name):
+    machine = preset(name)
+    costs = Costs.of(machine)
+    schedule, alone = step(costs)
+    predicted = simulate(schedule, machine, costs)
+    assert predicted.seconds == pytest.approx(alone.seconds)
 
 
 def test_fit_from_timelines_and_its_table():

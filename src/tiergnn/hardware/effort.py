@@ -19,6 +19,7 @@ class Effort:
     narrowest: tuple[int, ...]  # widths of products
     tensor_bytes: tuple[int, ...]  # of operations that make a new tensor
     copy_bytes: int
+    processor_time: bool = False  # see ``Clock``
 
     def within(self, free_bytes: int) -> Effort:
         """The same with a quarter of the free memory at most."""

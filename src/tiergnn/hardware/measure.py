@@ -126,7 +126,12 @@ def _measured(folder: str | Path, kind: str, effort: Effort) -> Machine:
     host_effort = (effort if kind == "cpu" else CPU).within(free_host_bytes())
     _warn_of_others(read_cpu().threads)
     until_s = time.perf_counter() + _REPEAT_S
-    cpu_clock = Clock(device=torch.device("cpu"), budget_s=host_effort.budget_s, until_s=until_s)
+    cpu_clock = Clock(
+        device=torch.device("cpu"),
+        budget_s=host_effort.budget_s,
+        until_s=until_s,
+        processor_time=host_effort.processor_time,
+    )
     links = host_links(cpu_clock, host_effort)
     if kind == "cuda":
         index = torch.cuda.current_device()
