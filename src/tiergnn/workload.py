@@ -188,6 +188,15 @@ class Topology:
     loops: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Of a row of inputs that is a parameter: bytes that the optimizer's step holds for it
+    meanwhile, and those of its state."""
+
+    step_held: int = 0
+    optimizer_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A model's stages and what stands around them; without torch, and JSON both ways.
@@ -209,6 +218,7 @@ class Workload:
     parameter_bytes: int
     optimizer_bytes: int
     topology: Topology = Topology()
+    learned: Learned = Learned()
 
     def row_kind(self, name: str) -> RowKind:
         return next(rows for rows in self.rows if rows.name == name)

@@ -5,8 +5,9 @@ Legend: V rows of the output, N labelled ones, C columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from tiergnn.models.works import Works, terms
 from tiergnn.workload import Extent, Peak, Size, Term
 
 _COUNTS = ((1201, 307), (2003, 1511), (907, 601), (3001, 401), (1511, 1409), (4001, 3203))
+_LEARNED = (20_000, 50_000)
 _STEPS = 8  # until an optimizer's state has grown to its size: LBFGS keeps the last 100 directions
 
 
@@ -86,37 +88,59 @@ def meter_loss(ending: Ending, example: Tensor, *, training: bool) -> LossWork:
 
 
 def meter_step(ending: Ending, parameters: Iterable[nn.Parameter]) -> StepWork:
-    """The optimizer's step on parameters of these shapes: what it holds meanwhile, and for good."""
+    """The optimizer's step on parameters of these shapes: what it holds meanwhile, and for good.
+
+    A step that computes the loss again (LBFGS) holds both all the time that it does.
+    """
     copies = [nn.Parameter(p.detach().clone()) for p in parameters if p.requires_grad]
     if not copies:
         return StepWork((), 0, 0)
     optimizer = ending.optimizer(copies)
     device = copies[0].device
     generator = torch.Generator(device).manual_seed(0)
+    called = 0
+    for p in copies:
+        p.grad = torch.zeros_like(p)
 
     def closure() -> float:
+        nonlocal called
+        called += 1
         for p in copies:
-            p.grad = torch.randn(p.shape, generator=generator, device=device).to(p.dtype)
+            assert p.grad is not None
+            p.grad.normal_(generator=generator)
         return 1.0
 
-    closure()
     held = 0
     for _ in range(_STEPS):
+        before, called = _state_bytes(optimizer), 0
         with recording(device) as allocations:
             allocations.mark("step")
             ending.update(optimizer, copies, closure)
             allocations.mark("")
-        total, most = 0, 0
-        for num_bytes in allocations.by_mark["step"]:
-            total += num_bytes
-            most = max(most, total)
-        held = max(held, most - max(0, total))
+        totals = list(accumulate(allocations.by_mark["step"], initial=0))
+        held = max(held, max(totals) + before - _state_bytes(optimizer))
     state_bytes = _state_bytes(optimizer)
+    if called > 1:
+        state_bytes, held = state_bytes + held, 0
     with Works() as works:
         ending.update(optimizer, copies, closure)
         done = works.take()
     law = Law([Extent(1, 1, 1)], [0])
     return StepWork(terms(law, [done]), held, state_bytes)
+
+
+def meter_learned(ending: Ending, row: Tensor, parameters: Sequence[nn.Parameter]) -> StepWork:
+    """Of one more learned row like ``row`` [D]: what its step holds, and its state, in bytes."""
+    few, many = (
+        meter_step(ending, [*parameters, nn.Parameter(row.expand(count, -1).clone())])
+        for count in _LEARNED
+    )
+    more = _LEARNED[1] - _LEARNED[0]
+    return StepWork(
+        (),
+        -((few.held_bytes - many.held_bytes) // more),
+        -((few.state_bytes - many.state_bytes) // more),
+    )
 
 
 def _state_bytes(optimizer: Optimizer) -> int:

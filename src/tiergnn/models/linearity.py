@@ -53,7 +53,7 @@ class Law:
         for kinds, columns in self._more:
             if None not in found:
                 break
-            if columns.any():
+            if np.ptp(columns, axis=0).all():  # else it is nothing of its own
                 self._solve(np.hstack([self._plain_BK, columns]), values_BN, kinds, found)
         return [
             self._bound(values_BN[:, place]) if size is None else size
@@ -83,14 +83,16 @@ class Law:
             found[place] = Size(fixed, row, source, edge, tasks)
 
     def _bound(self, values_B: np.ndarray) -> Size:
-        """The nearest linear size, raised to be nowhere below what was measured."""
+        """The nearest linear size, raised by twice what it is short of at most: lengths that are
+        rounded up differ by as much again from those that were seen."""
         found = _least_squares(self._plain_BK, values_B)
-        found[0] += max(0.0, float((values_B - self._plain_BK @ found).max()))
-        return Size(*(float(number) for number in found))
+        found[0] += 2 * max(0.0, float((values_B - self._plain_BK @ found).max()))
+        fixed, row, source, edge = (float(number) for number in found)
+        return Size(fixed, row, source, edge)
 
 
 def _least_squares(given_BK: np.ndarray, values: np.ndarray) -> np.ndarray:
-    scale = np.abs(given_BK).max(axis=0)
+    scale = np.maximum(np.abs(given_BK).max(axis=0), 1.0)
     solved = np.linalg.lstsq(given_BK / scale, values, rcond=None)[0]
     return (solved.T / scale).T
 

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tiergnn.models.allocations import Allocations, one_thread, recording
-from tiergnn.models.ending import Ending, LossWork, StepWork, meter_loss, meter_step
+from tiergnn.models.ending import (
+    Ending,
+    LossWork,
+    StepWork,
+    meter_learned,
+    meter_loss,
+    meter_step,
+)
 from tiergnn.models.linearity import Law, peak_of
 from tiergnn.models.moments import moments_grad
 from tiergnn.models.passes import Kept, run_backward, run_forward
@@ -31,6 +38,7 @@ from tiergnn.models.trace import trace
 from tiergnn.models.works import Done, Works, terms
 from tiergnn.workload import (
     Extent,
+    Learned,
     Peak,
     RowKind,
     Size,
@@ -68,12 +76,14 @@ def meter(
         passes = [_Passes(bench, sample) for sample in sample_blocks(bench.device, loops=loops)]
         law = Law([p.sample.extent for p in passes], [p.sample.loops for p in passes])
         fits = {stage.index: _Fits(law, bench, stage, passes) for stage in program.stages}
-        loss, step = LossWork((), Peak()), StepWork((), 0, 0)
+        parameters = list(model.parameters())
+        loss, step, row = LossWork((), Peak()), StepWork((), 0, 0), StepWork((), 0, 0)
         if ending is not None:
             loss = meter_loss(ending, bench.example(program.output), training=training)
         if ending is not None and training:
-            step = meter_step(ending, model.parameters())
-    parameters = list(model.parameters())
+            step = meter_step(ending, parameters)
+        if ending is not None and training and learned:
+            row = meter_learned(ending, inputs["x"][0].detach(), parameters)
     return Workload(
         name=type(model).__name__,
         dtype=_name(inputs["x"].dtype),
@@ -101,6 +111,7 @@ def meter(
             backward=_sum(fit.lasting_backward for fit in fits.values()),
             loops=loops,
         ),
+        learned=Learned(row.held_bytes, row.state_bytes),
     )
 
 

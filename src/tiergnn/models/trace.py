@@ -71,7 +71,9 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor], *, training: bool) -> 
             culprit=known.place if known is not None else None,
             hint="return the output of every node, [V, ...]; losses and pooling go outside",
         )
-    return cut(graph, root, training=training)
+    program = cut(graph, root, training=training)
+    del root._count  # it holds the tracer, whose examples nobody reads any more
+    return program
 
 
 class _Root(nn.Module):
