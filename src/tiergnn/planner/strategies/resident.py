@@ -116,12 +116,14 @@ class _Writing:
         held += workload.topology.forward.at(self.extent)
         self.out.given("topology", 0, "device", "topology", held)
         parameters, state = workload.parameter_bytes, workload.optimizer_bytes
-        learned = sum(self._row_bytes(name) for name in workload.inputs if self.kinds[name].grad)
-        if learned and parameters:
-            state += round(state * learned / parameters)
+        if any(self.kinds[name].grad for name in workload.inputs):
+            state += shape.num_nodes * workload.learned.optimizer_bytes
         self.out.given("parameters", 0, "device", "parameters", parameters)
         if optimizer:
             out_edges = workload.topology.backward.at(self.extent)
+            if not out_edges:  # of a workload that was not metered
+                position = 4 if shape.num_edges < 2**31 else 8
+                out_edges = rowptr + shape.num_edges * (shape.id_bytes + position)
             self.out.given("topology.out", 0, "device", "topology", out_edges)
             self.out.given("optimizer", 0, "device", "optimizer", state)
         for name in workload.inputs:
@@ -267,8 +269,10 @@ class _Writing:
         return names
 
     def _step(self) -> None:
-        work = self._scratch("work.step", self.workload.step_held)
         learned = [name for name in self.workload.inputs if self.kinds[name].grad]
+        rows = self.shape.num_nodes * bool(learned)
+        held = self.workload.step_held + rows * self.workload.learned.step_held
+        work = self._scratch("work.step", held)
         gradients = [f"d.{name}" for name in learned if name in self.graded]
         gradients += ["gradients"] * ("parameters" in self.graded)
         self._reserve(work)
