@@ -37,7 +37,10 @@ class Fullest:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """kind -> bytes, the largest first; they add up to ``num_bytes``."""
+        """kind -> bytes, the largest first.
+
+        They add up to ``num_bytes``; to more where chains that cannot be so together are counted.
+        """
         kinds: dict[str, int] = defaultdict(int)
         for buffer in self.buffers:
             kinds[buffer.kind] += buffer.num_bytes

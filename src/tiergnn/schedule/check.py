@@ -55,7 +55,9 @@ def _check_capacity(schedule: Schedule, machine: Machine, tables: Tables) -> Non
                 whose = f"of rank {number}"
             else:
                 whose = f"of ranks {','.join(str(rank) for rank, _ in places)} together"
-            raise _overflow(schedule, f"{tier} tier {whose}", room, full)
+            error = _overflow(schedule, f"{tier} tier {whose}", room, full)
+            error.short = (tier, full.num_bytes)
+            raise error
 
 
 def _overflow(schedule: Schedule, whose: str, room: Tier, full: Fullest) -> PlanError:
