@@ -33,7 +33,12 @@ class GraphError(TiergnnError, ValueError):
 
 
 class PlanError(TiergnnError, ValueError):
-    """What was asked for does not fit or cannot be scheduled."""
+    """What was asked for does not fit or cannot be scheduled.
+
+    ``short``: the memory that is short, as (tier, bytes that would do), where that is the reason.
+    """
+
+    short: tuple[str, int] | None = None
 
 
 class StoreError(TiergnnError, OSError):

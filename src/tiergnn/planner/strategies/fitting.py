@@ -29,12 +29,14 @@ def shortfall(schedule: Schedule, machine: Machine) -> PlanError | None:
         if num_bytes > room.available_bytes:
             whose = f"of rank {number}" if tier == "device" else f"of host {number}"
             kind, most = max(kinds[tier, number].items(), key=lambda item: item[1])
-            return PlanError(
+            error = PlanError(
                 f"{schedule.strategy}: {tier} memory {whose} needs {format_bytes(num_bytes)}, "
                 f"has {format_bytes(room.available_bytes)} ({room})\n"
                 f"  largest: {kind}, {format_bytes(most)}",
                 hint=f"{_FLAGS[tier]} of at least {num_bytes} bytes, or other knobs",
             )
+            error.short = (tier, num_bytes)
+            return error
     return None
 
 
