@@ -321,9 +321,12 @@ def test_30_stages_with_turns():
     assert fastest(stages, Budgets(device=point.device_bytes)).seconds == point.seconds
 
 
-@pytest.mark.parametrize(("tiers", "share", "seed"), [(2, 0.3, 3), (2, 0.5, 0), (3, 0.5, 3)])
-def test_30_stages_within_budgets_of_several_tiers(tiers, share, seed):
-    stages = large(seed, tiers)
+@pytest.mark.parametrize(
+    ("tiers", "share", "seed", "turns"),
+    [(2, 0.3, 3, False), (2, 0.5, 0, False), (3, 0.5, 3, False), (2, 0.3, 3, True)],
+)
+def test_30_stages_within_budgets_of_several_tiers(tiers, share, seed, turns):
+    stages = large(seed, tiers, turns=turns)
     budgets = tight(stages, tiers, share)
     start = time.perf_counter()
     plan = fastest(stages, budgets)
@@ -384,5 +387,7 @@ def test_chains_that_are_none():
         frontier([Stage(name="s", choices=(choice,))], thin=-1)
     with pytest.raises(ConfigError, match="bytes are 0 or more"):
         Choice(name="a", seconds=1.0, kept=(1, 2))
+    with pytest.raises(ConfigError, match="budgets are 0 bytes or more"):
+        Budgets(host=-1)
     with pytest.raises(ConfigError, match="takes nan seconds"):
         Choice(name="a", seconds=math.nan)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -126,7 +126,7 @@ def walk(
                 hint="tighter budgets, fewer choices, or thin=0.1 for a frontier within 10%",
             )
         states[:, 1 : 1 + NUM_TIERS] = np.maximum(states[:, 1 : 1 + NUM_TIERS], idle[i])
-        keep = _within(states, limits, floors[i])
+        keep = _within(states, picks, limits, floors[i])
         if beam:
             keep = keep[_cheapest(states[keep], beam)]
         keep = keep[_survivors(states[keep], picks[keep], tables[i].turn if i else None)]
@@ -183,18 +183,31 @@ def _sums(states: np.ndarray) -> np.ndarray:
     )
 
 
-def _floors(tables: Sequence[Table], limits: Limits) -> np.ndarray:
-    """[stages, Q]: the least that the stages before each add, in each direction."""
-    least = [(table.costs @ limits.directions.T).min(axis=0) for table in tables[:-1]]
-    return np.cumsum([np.zeros(len(limits.directions)), *least], axis=0)
+def _floors(tables: Sequence[Table], limits: Limits) -> list[np.ndarray]:
+    """For each stage [C, Q]: the least that the stages before add, in each direction, turns on the
+    way and into each choice included; inf where no chain leads to it.
+    """
+    directions = limits.directions
+    floors = [np.zeros((len(tables[0].seconds), len(directions)))]
+    for table, after in pairwise(tables):
+        spent = (floors[-1] + table.costs @ directions.T)[:, None]
+        turn = after.turn[:, :, None]
+        step = np.where(np.isfinite(turn), np.nan_to_num(turn, posinf=0) * directions[:, 0], np.inf)
+        floors.append((spent + step).min(axis=0))
+    return floors
 
 
-def _within(states: np.ndarray, limits: Limits, floor: np.ndarray) -> np.ndarray:
+def _within(
+    states: np.ndarray, picks: np.ndarray, limits: Limits, floors: np.ndarray
+) -> np.ndarray:
     """Indices of the states that may end within the limits."""
-    keep, sums = np.arange(len(states)), np.ascontiguousarray(_sums(states).T)
-    for direction, least in zip(limits.directions, floor.tolist(), strict=True):
+    reached = np.asarray(np.isfinite(floors).all(axis=1))
+    keep = np.flatnonzero(reached[picks])
+    sums = np.ascontiguousarray(_sums(states[keep]).T)
+    for direction, floor in zip(limits.directions, floors.T, strict=True):
         most = float(direction @ np.where(direction > 0, limits.most, 0.0))
-        inside = direction @ sums <= most - least + _SLACK * (most + least)
+        least = floor[picks[keep]]
+        inside = direction @ sums + least <= most + _SLACK * (most + least)
         if not inside.all():
             keep, sums = keep[inside], sums[:, inside]
     return keep

@@ -83,6 +83,10 @@ class Budgets:
     host: int | None = None
     disk: int | None = None
 
+    def __post_init__(self) -> None:
+        if any(b is not None and b < 0 for b in (self.device, self.host, self.disk)):
+            raise ConfigError(f"budgets are 0 bytes or more, had {self}")
+
     @property
     def most(self) -> np.ndarray:
         """float64 by ``TIERS``; inf where any is allowed."""
