@@ -21,11 +21,34 @@ def moments(x: Tensor) -> Tensor:
 
     In float32, or wider when the rows are. See ``combine_moments``.
     """
-    rows = x.to(torch.promote_types(x.dtype, torch.float32))
-    if rows.shape[0] == 0:
-        return rows.new_zeros(3, rows.shape[1])
-    mean = rows.mean(0)
-    return torch.stack([torch.full_like(mean, rows.shape[0]), mean, (rows - mean).square().sum(0)])
+    moments: Any = _Moments.apply(x)
+    return moments
+
+
+class _Moments(torch.autograd.Function):
+    """Keeps x alone, where autograd would keep the deviations, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        rows = x.to(torch.promote_types(x.dtype, torch.float32))
+        if rows.shape[0] == 0:
+            values = rows.new_zeros(3, rows.shape[1])
+        else:
+            mean = rows.mean(0)
+            count = torch.full_like(mean, rows.shape[0])
+            values = torch.stack([count, mean, (rows - mean).square().sum(0)])
+        ctx.save_for_backward(x, values)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        x, values = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return moments_grad(x, values, grads[0])
+        count, mean, _ = values  # differentiable once more
+        _, of_mean, of_squares = grads[0]
+        rows = x.to(values.dtype) - mean
+        return (2 * of_squares * rows + of_mean / count.clamp(min=1)).to(x.dtype)
 
 
 def combine_moments(parts: Sequence[Tensor]) -> Tensor:

@@ -64,17 +64,24 @@ def run_forward(
         rows = {name: gathered[name] for name in stage.gathers}
         gathered = starts(rows | {name: own[n] for n, name in begun.items()}, kept.found)
         own = {n: gathered[name] for n, name in begun.items()}
-    cut = {}
-    with torch.enable_grad():
-        with order(), nullcontext() if keep else _nothing_saved():
-            written = stage.run(block, key, gathered, own)
-        for name, row in written.items():
-            cut[name] = row.detach()
-            if row.requires_grad:
-                cut[name].requires_grad_()
-                if keep:
-                    kept.ends[name] = _end(row, name, kept.coming)
-    return cut, kept if keep else None
+    with torch.enable_grad(), order(), nullcontext() if keep else _nothing_saved():
+        written = stage.run(block, key, gathered, own)
+    rows = {name: cut(name, row, kept if keep else None) for name, row in written.items()}
+    return rows, kept if keep else None
+
+
+def cut(name: str, row: Tensor, kept: Kept | None) -> Tensor:
+    """A row that was written, without its history but requiring a gradient where it does.
+
+    Its gradient enters the graph where it was cut, by ``name``, when ``kept`` runs backward.
+    """
+    if not row.requires_grad:
+        return row.detach()
+    if kept is not None:
+        with torch.enable_grad():
+            end: Any = _End.apply(row, name, kept.coming)
+        kept.ends[name] = end
+    return row.detach().requires_grad_()
 
 
 def run_backward(kept: Kept, grads: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -105,11 +112,6 @@ def starts(rows: Mapping[str, Tensor], found: dict[str, Tensor]) -> dict[str, Te
     with torch.enable_grad():
         begun: Any = _Starts.apply(_ANCHOR, found, names, *(rows[n].detach() for n in names))
     return {**rows, **dict(zip(names, begun, strict=True))}
-
-
-def _end(row: Tensor, name: str, coming: dict[str, Tensor]) -> Tensor:
-    end: Any = _End.apply(row, name, coming)
-    return end
 
 
 def _nothing_saved() -> saved_tensors_hooks:

@@ -1,7 +1,9 @@
 """The action loop: walks a schedule over a program and a block, and holds buffers by their names.
 
 Whatever could be chosen, the schedule says: what is kept or made again, when rows and gradients
-are given back. Contributions to one gradient are added in the order of the actions.
+are given back. Stages that follow each other and are kept are one graph, whose backward is one
+call of autograd: it runs them in reverse, as their BACKWARD actions stand. Between such runs rows
+are cut from their history, and contributions to one gradient are added in the order of the actions.
 
 Legend: V nodes, D columns, C outputs.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,7 +23,8 @@ from tiergnn.errors import PlanError, TiergnnError
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key
 from tiergnn.models.moments import moments_grad
-from tiergnn.models.passes import run_backward, run_forward, starts
+from tiergnn.models.passes import Kept, cut, run_backward, run_forward, starts
+from tiergnn.models.stages import Stage
 from tiergnn.models.trace import Program
 from tiergnn.runtime.order import FixedOrder
 from tiergnn.schedule.actions import Action, Op
@@ -52,7 +55,7 @@ class Walk:
             Op.MOMENTS: self._moments,
             Op.COMMIT: self._commit,
             Op.LOSS: self._loss,
-            Op.RECOMPUTE: self._forward,
+            Op.RECOMPUTE: self._recompute,
             Op.BACKWARD: self._backward,
         }
         self._steps: list[tuple[Action, Callable[[Action], None]]] = []
@@ -68,19 +71,42 @@ class Walk:
                     culprit=str(action),
                     hint="the resident strategy",
                 )
-        copied = {
-            name for action in schedule.actions if action.op == Op.COPY for name in action.writes
-        }
+        copied = {name for a in schedule.actions if a.op == Op.COPY for name in a.writes}
         self._given = [name for name in program.needs if name not in copied]
+        self._backwards = {a.stage: a for a in schedule.actions if a.op == Op.BACKWARD}
+        self._run_of = _runs(schedule) if self._training else {}
+        self._outside = self._read_outside()
         on_cpu = block.device.type == "cpu"
         self._order = FixedOrder if on_cpu else nullcontext
-        self._mark = time.perf_counter if on_cpu else _event
+        self._clock = time.perf_counter if on_cpu else _event
         self._held: dict[str, Any] = {}
+        self._attached: dict[str, Tensor] = {}  # rows with their history in the run now at work
+        self._graphs: dict[int, Kept] = {}  # by the first stage of a run
+        self._done: set[int] = set()  # stages whose backward has run
+        self._begun_backwards: set[int] = set()  # their actions, where they are measured
         self._key: Key | None = None
         self._of_out: Callable[[Tensor], Tensor] | None = None
         self._result: Tensor | None = None
-        self._marks: list[Any] = []
+        self._marks: list[tuple[Action, Any]] | None = None  # of the step at work, if measured
+        self._measured: list[tuple[Action, Any]] = []
+        self._end: Any = None
         self._step_marks: list[Any] = []
+
+    def _read_outside(self) -> set[str]:
+        """Rows and moments written in a run and read by others: they are cut from their history."""
+        run_of, maker = self._run_of, {}
+        outside = set()
+        for stage in self._program.stages:
+            names = {*stage.gathers, *stage.reads, *stage.statistics}
+            if stage.statistic is not None:
+                names.add(stage.statistic.of)
+                maker[stage.statistic.name] = run_of.get(stage.index)
+            here = run_of.get(stage.index)
+            outside |= {n for n in names if n in maker and (here is None or maker[n] != here)}
+            maker |= dict.fromkeys(stage.writes, here)
+        last = run_of.get(self._program.stages[-1].index) if self._program.stages else None
+        self._ends_in_loss = last is not None and maker.get(self._program.output) == last
+        return outside if self._ends_in_loss else outside | {self._program.output}
 
     def run(
         self,
@@ -95,15 +121,15 @@ class Walk:
         says where in the schedule it happened.
         """
         action: Action | None = None
-        marks = [self._mark()] if measure else []
+        marks = self._marks = [] if measure else None
         self._key, self._of_out = key, loss_of_out
         try:
             for name in self._given:
                 self._held[name] = self._load(name)
             for action, do in self._steps:
+                if marks is not None:
+                    self._mark(action)
                 do(action)
-                if measure:
-                    marks.append(self._mark())
             assert self._result is not None
             return self._result
         except Exception as error:
@@ -111,41 +137,62 @@ class Walk:
                 error.add_note(around(self.schedule, action.index))
             raise
         finally:
-            self._held.clear()
-            self._of_out = self._result = None
-            if measure:
-                self._marks, self._step_marks = marks, []
+            for held in (self._held, self._attached, self._graphs, self._done):
+                held.clear()
+            self._begun_backwards.clear()
+            self._of_out = self._result = self._marks = None
+            if marks:
+                self._measured, self._end, self._step_marks = marks, self._clock(), []
 
     def update(self, move: Callable[[], Any]) -> None:
         """The schedule's STEP: ``move()`` has the optimizer move the parameters."""
-        measure = bool(self._marks) and not self._step_marks
-        before = self._mark() if measure else None
+        measure = bool(self._measured) and not self._step_marks
+        before = self._clock() if measure else None
         move()
         if measure:
-            self._step_marks = [before, self._mark()]
+            self._step_marks = [before, self._clock()]
 
     def timeline(self, peak_bytes: int) -> Timeline | None:
         """When each action ran in the step that was measured last; None before any.
 
         On CUDA this waits for the device.
         """
-        steps = [action for action, _ in self._steps]
-        if len(self._marks) != len(steps) + 1:
+        if not self._measured:
             return None
-        first = self._marks[0]
-        times = [_seconds(first, mark) for mark in self._marks]
-        spans = [_span(action, times[i], times[i + 1]) for i, action in enumerate(steps)]
+        first = self._measured[0][1]
+        times = [_seconds(first, mark) for mark in (*(m for _, m in self._measured), self._end)]
+        spans = [
+            _span(action, times[i], times[i + 1]) for i, (action, _) in enumerate(self._measured)
+        ]
         if self._step is not None and self._step_marks:
             spans.append(_span(self._step, *(_seconds(first, m) for m in self._step_marks)))
         return Timeline(
             source="measured", spans=tuple(spans), peak_bytes=((0, "device", peak_bytes),)
         )
 
+    def _mark(self, action: Action) -> None:
+        """An action begins, and the one before it ends; a BACKWARD may have begun long ago."""
+        assert self._marks is not None
+        if action.op == Op.BACKWARD:
+            if action.index in self._begun_backwards:
+                return
+            self._begun_backwards.add(action.index)
+        self._marks.append((action, self._clock()))
+
+    def _mark_backward(self, stage: int, rows: Iterable[Tensor]) -> None:
+        """When the gradient of something that a stage wrote is complete, its backward begins."""
+        if self._marks is None or stage not in self._backwards:
+            return
+        for row in rows:
+            if row.requires_grad:
+                row.register_hook(lambda _: self._mark(self._backwards[stage]))
+
     # What each action does
 
     def _release(self, action: Action) -> None:
         for name in action.writes:
             self._held.pop(name, None)
+            self._attached.pop(name, None)
 
     def _copy(self, action: Action) -> None:
         for name in action.writes:
@@ -156,60 +203,105 @@ class Walk:
             self._held |= self._stages[action.stage].run(self._block, None, self._held)
 
     def _forward(self, action: Action) -> None:
-        """FORWARD and RECOMPUTE; whether it keeps anything is whether it writes what is saved."""
-        saved = f"saved.s{action.stage}"
-        keep = saved in action.writes
-        written, kept = run_forward(
-            self._stages[action.stage],
-            self._block,
-            self._key,
-            self._held,
-            keep=keep,
-            order=self._order,
-        )
-        if action.op == Op.FORWARD:
-            self._held |= written
-        if keep:
-            self._held[saved] = kept
+        """FORWARD; whether it keeps anything is whether it writes what is saved."""
+        stage = self._stages[action.stage]
+        if stage.index not in self._run_of:
+            self._attached.clear()
+            self._held |= self._alone(stage, keep=False)[0]
+            return
+        rows = self._begun(stage, (*stage.gathers, *stage.reads, *stage.edges, *stage.statistics))
+        with torch.enable_grad(), self._order():
+            written = stage.run(self._block, self._key, rows)
+        self._write(stage, written)
+
+    def _recompute(self, action: Action) -> None:
+        _, kept = self._alone(self._stages[action.stage], keep=True)
+        self._held[f"saved.s{action.stage}"] = kept
+
+    def _alone(self, stage: Stage, *, keep: bool) -> tuple[dict[str, Tensor], Kept | None]:
+        return run_forward(stage, self._block, self._key, self._held, keep=keep, order=self._order)
+
+    def _begun(self, stage: Stage, names: Iterable[str]) -> dict[str, Tensor]:
+        """Rows with their history in the stage's run, or as its starts."""
+        run = self._run_of[stage.index]
+        if run not in self._graphs:
+            self._attached.clear()
+            self._graphs[run] = Kept()
+        new = {name: self._held[name] for name in names if name not in self._attached}
+        if new:
+            self._attached |= starts(new, self._graphs[run].found)
+        return self._attached
+
+    def _write(self, stage: Stage, written: Mapping[str, Tensor]) -> None:
+        """What a stage of a run wrote; what others read of it is cut from its history."""
+        self._attached |= written
+        kept = self._graphs[self._run_of[stage.index]]
+        for name in self._outside & written.keys():
+            self._held[name] = cut(name, written[name], kept)
+        self._mark_backward(stage.index, written.values())
 
     def _moments(self, action: Action) -> None:
         stage = self._stages[action.stage]
         assert stage.statistic is not None
+        name, of = stage.statistic.name, stage.statistic.of
+        if stage.index in self._run_of:
+            rows = self._begun(stage, [of])
+            with torch.enable_grad(), self._order():
+                values = stage.combine([stage.partial(self._block, rows)])
+            self._attached[name] = values
+            if name in self._outside:
+                self._held[name] = cut(name, values, self._graphs[self._run_of[stage.index]])
+            return
+        self._attached.clear()
         with torch.no_grad(), self._order():
             values = stage.combine([stage.partial(self._block, self._held)])
-        of = self._held[stage.statistic.of]
-        self._held[stage.statistic.name] = values.requires_grad_(of.requires_grad)
+        self._held[name] = values.requires_grad_(self._held[of].requires_grad)
 
     def _commit(self, action: Action) -> None:
         stage = self._stages[action.stage]
         assert stage.statistic is not None
-        stage.commit(self._held[stage.statistic.name], self._block.num_dst)
+        name = stage.statistic.name
+        values = self._attached[name] if name in self._attached else self._held[name]
+        stage.commit(values, self._block.num_dst)
 
     def _loss(self, action: Action) -> None:
         name = self._program.output
-        out = self._held[name]
         if self._of_out is None:
-            self._result = out
+            self._result = self._held[name]
             return
-        found: dict[str, Tensor] = {}
-        loss = self._of_out(starts({name: out}, found)[name])
+        kept = Kept()
+        if self._ends_in_loss:
+            run = self._run_of[self._program.stages[-1].index]
+            kept = self._graphs.pop(run)
+            loss = self._of_out(self._attached[name])
+            self._attached.clear()  # what backward reads, the graph holds
+            self._done |= {index for index, first in self._run_of.items() if first == run}
+        else:
+            loss = self._of_out(starts({name: self._held[name]}, kept.found)[name])
         loss.backward()
         self._result = loss.detach()
-        if name in found:
-            self._add(name, found.pop(name))
+        self._add_all(kept.found)
 
     def _backward(self, action: Action) -> None:
         stage = self._stages[action.stage]
-        names = [name for name in stage.writes if f"d.{name}" in self._held]
-        grads = {name: self._held.pop(f"d.{name}") for name in names}
-        found = run_backward(self._held.pop(f"saved.s{action.stage}"), grads)
-        for name in (*stage.gathers, *stage.reads, *stage.statistics):
-            if name in found:
-                self._add(name, found.pop(name))
+        if stage.index in self._done:
+            return
+        run = self._run_of.get(stage.index)
+        if run is None:
+            kept = self._held.pop(f"saved.s{stage.index}")
+        else:
+            kept = self._graphs.pop(run)
+            self._done |= {index for index, first in self._run_of.items() if first == run}
+        names = [name for name in kept.ends if f"d.{name}" in self._held]
+        self._add_all(run_backward(kept, {n: self._held.pop(f"d.{n}") for n in names}))
         of = stage.statistic
-        if of is not None and f"d.{of.name}" in self._held:
+        if run is None and of is not None and f"d.{of.name}" in self._held:
             grad = self._held.pop(f"d.{of.name}")
             self._add(of.of, moments_grad(self._held[of.of], self._held[of.name], grad))
+
+    def _add_all(self, found: dict[str, Tensor]) -> None:
+        for name in list(found):
+            self._add(name, found.pop(name))
 
     def _add(self, name: str, grad: Tensor) -> None:
         """Add to the gradient of rows: in place where nothing else holds the sum so far."""
@@ -222,6 +314,18 @@ class Walk:
             self._held[key].add_(grad)
         else:
             self._held[key] = self._held[key] + grad
+
+
+def _runs(schedule: Schedule) -> dict[int, int]:
+    """Kept stage -> the first of those that follow each other and are kept."""
+    runs: dict[int, int] = {}
+    first: int | None = None
+    for action in schedule.actions:
+        if action.op == Op.FORWARD:
+            kept = f"saved.s{action.stage}" in action.writes
+            first = (action.stage if first is None else first) if kept else None
+            runs |= {action.stage: first} if first is not None else {}
+    return runs
 
 
 def around(schedule: Schedule, index: int) -> str:

@@ -36,6 +36,7 @@ from tiergnn.training.stop import StopSignals
 from tiergnn.units import format_bytes
 
 LR, WEIGHT_DECAY = 0.01, 0.0
+_MEASURE_EVERY = 16  # epochs; the second and the last are measured, too
 _CHECKPOINT_S = 30.0  # between checkpoints when no number of epochs is given
 _EMBEDDING = "features.embedding"  # the name of learned feature rows among the weights
 _log = logging.getLogger("tiergnn")
@@ -203,8 +204,8 @@ class Trainer:
         return losses[0]
 
     def _measures(self, step: int) -> bool:
-        """Whether to note when each action runs: where it takes next to no time, always."""
-        return self.resident.device.type == "cpu" or step in (2, self.options.epochs)
+        """Whether to note when each action runs, which takes a little time itself."""
+        return step in (2, self.options.epochs) or step % _MEASURE_EVERY == 0
 
     def _judge(self, epoch: int, record: Record) -> None:
         """Keep the weights when validation is better than ever; without validation, always."""
