@@ -1,4 +1,4 @@
-"""Passing: buffers of host memory that rows pass through, and work that is begun one turn ahead."""
+"""Passing: buffers that rows pass through, two at a time, and work that is begun one turn ahead."""
 
 from __future__ import annotations
 
@@ -43,3 +43,23 @@ class Passing:
     def close(self) -> None:
         while self._held:
             self._draft.writer.release(0, self._held.popleft(), lane=self._lane)
+
+
+class Leaving:
+    """Buffers of the device that a copy empties: each is given back before the next is copied.
+
+    So the room that the next turn asks for does not wait for a copy that has just begun.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft, self._last = draft, ""
+
+    def close(self) -> None:
+        """Give back what was left; to be called before the next copy is issued."""
+        if self._last:
+            self._draft.writer.release(0, self._last, lane=Lane.D2H)
+        self._last = ""
+
+    def leave(self, buffer: str) -> None:
+        assert not self._last, self._last
+        self._last = buffer

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.passing import Passing
+from tiergnn.planner.strategies.passing import Leaving, Passing
 from tiergnn.schedule.actions import Lane, Op, Work
 
 
@@ -36,6 +36,7 @@ class Slices:
         self._draft, self._writer = draft, draft.writer
         self._units, self._device_frac, self._host_frac = units, device_frac, host_frac
         self._cuts: dict[str, _Cut] = {}
+        self._leaving = Leaving(draft)
         self._passing = {lane: Passing(draft, lane=lane) for lane in (Lane.H2D, Lane.DISK_WRITE)}
 
     def has(self, name: str) -> bool:
@@ -93,6 +94,7 @@ class Slices:
             self._writer.release(0, home, lane=_LANES[tier])
 
     def close(self) -> None:
+        self._leaving.close()
         for passing in self._passing.values():
             passing.close()
 
@@ -125,8 +127,11 @@ class Slices:
         if cut.tiers[index] == "device":
             return
         if written:
+            self._leaving.close()
             self._out(buffer, [cut.homes[index]], self._draft.sizes[cut.homes[index]], slice=index)
-        self._writer.release(0, buffer, lane=Lane.D2H if written else Lane.COMPUTE)
+            self._leaving.leave(buffer)
+        else:
+            self._writer.release(0, buffer)
 
     # A block of rows, all columns
 
@@ -149,12 +154,13 @@ class Slices:
     def store_rows(self, name: str, part: int, buffer: str) -> None:
         """A block's rows go home, and their buffer is given back."""
         cut = self._cuts[name]
+        self._leaving.close()
         self._on_device(name, part, buffer, into=False)
         for tier in ("host", "disk"):
             homes = [h for h, t in zip(cut.homes, cut.tiers, strict=True) if t == tier]
             if homes:
                 self._out(buffer, homes, self._block_bytes(name, part, tier), part=part)
-        self._writer.release(0, buffer, lane=Lane.D2H)
+        self._leaving.leave(buffer)
 
     def _on_device(self, name: str, part: int, buffer: str, *, into: bool) -> None:
         cut = self._cuts[name]

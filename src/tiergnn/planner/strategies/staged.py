@@ -17,7 +17,7 @@ from functools import partial
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.moments import Moments
-from tiergnn.planner.strategies.passing import Passing, ahead
+from tiergnn.planner.strategies.passing import Leaving, Passing, ahead
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.workload import StageWork
 
@@ -58,6 +58,7 @@ class Staged:
         self._graded: set[str] = set()
         self._moments = Moments(draft)
         self._staging = Passing(draft, lane=Lane.HOST)
+        self._leaving = Leaving(draft)
 
     def write(self) -> None:
         draft = self._draft
@@ -80,6 +81,7 @@ class Staged:
         for stage in reversed(self._stages):
             if self._graded.intersection(stage.writes):
                 self._backward(stage)
+        self._leaving.close()
         self._staging.close()
         self._home.close()
         if self._hot:
@@ -289,9 +291,10 @@ class Staged:
 
     def _save(self, entry: str, name: str, kind: str, buffer: str, visit: _Visit) -> None:
         """A part's own rows from the device to Home."""
+        self._leaving.close()
         num_bytes = self._draft.count(name, visit.part) * self._draft.stored_bytes(name)
         self._home.store(entry, kind, num_bytes, buffer, stage=visit.stage.index, part=visit.part)
-        self._writer.release(0, buffer, lane=Lane.D2H)
+        self._leaving.leave(buffer)
 
     def _leave(self, visit: _Visit) -> None:
         """Give back what was brought for a visit."""
@@ -434,6 +437,7 @@ class Staged:
         if self._alone(name, stage):
             self._save(f"{name}.grad.p{part}", name, "gradients", buffer, visit)
             return
+        self._leaving.close()
         shape, row_bytes = draft.layout.parts[part], draft.stored_bytes(name)
         owners = {part: draft.count(name, part)}
         if name in stage.gathers:
@@ -454,7 +458,7 @@ class Staged:
             staging = self._stage_out(visit, name, buffer, sum(owners.values()) * row_bytes)
             targets = [self._home.modify(f"{name}.grad.p{q}") for q in owners]
             self._add_up(part, staging, targets, name)
-        self._writer.release(0, buffer, lane=Lane.D2H)
+        self._leaving.leave(buffer)
 
     def _stage_out(self, visit: _Visit, name: str, buffer: str, num_bytes: int) -> str:
         draft, part = self._draft, visit.part
