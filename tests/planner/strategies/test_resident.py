@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv
 
-from tests.runtime.test_walk import WAYS, chosen, made, shape_of
 from tests.models.graphs import given
 from tests.models.nets import NETS
+from tests.runtime.test_walk import WAYS, chosen, made, shape_of
 from tiergnn.errors import ConfigError
 from tiergnn.graph.odd import ODD
 from tiergnn.graph.shape import GraphShape, Histogram
@@ -70,9 +70,7 @@ def test_golden(name, way):
         got = resident.evaluation(work, shape())
     else:
         again = tuple(s.index for s in work.stages) if way == "recompute" else ()
-        got = resident.write(
-            work, shape(), None, preset("h200"), Knobs(recompute=again)
-        )
+        got = resident.write(work, shape(), None, preset("h200"), Knobs(recompute=again))
     check(got, preset("h200"))
     assert Schedule.parse(got.text()) == got
     assert got.text() == (GOLDEN / f"resident-{name}-{way}.txt").read_text()
