@@ -78,7 +78,7 @@ class Histogram:
         kept, chance = share * counts.sum(), degrees / reads
         if kept >= counts[degrees > 0].sum():
             return _LEAST_EVENNESS
-        low, high = 0.0, 100.0  # logarithm of the reads for which a row stays
+        low, high = -50.0, 100.0  # logarithm of the reads for which a row stays
         held = chance
         for _ in range(60):
             middle = (low + high) / 2

@@ -34,9 +34,9 @@ class Effort:
 
 
 CPU = Effort(
-    budget_s=0.06,
+    budget_s=0.09,
     most_bytes=1024 * MIB,
-    read_bytes=96 * MIB,
+    read_bytes=256 * MIB,
     row_bytes=(16, 64, 256, 1024, 4096),
     matmul_flops=2.0**25,
     narrowest=(4, 16, 64, 256, 512),

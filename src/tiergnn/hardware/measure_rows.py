@@ -25,7 +25,7 @@ from tiergnn.kernels.block import Block
 DEGREE = 16  # about that of the graphs that people have
 _ID_BYTES, _END_BYTES = 4, 8  # of an edge's source, of a row's end
 _FAR = 8  # how often a table outside of a cache holds it
-_NEAR = 0.25  # the share of the last cache that a table inside it takes
+_NEAR = 0.25  # the share of a memory that a table well inside it takes
 _MOST = 0.9  # that a nearer cache may answer: of less than a tenth, nothing can be said
 _WIDTH = 256  # bytes of the rows by which the cache is sized
 
@@ -143,7 +143,8 @@ def measure_gathers(
     rows = effort.row_bytes
     near_bytes = min(near_bytes, int(gatherer.most_span * _NEAR))
     within = {row: gatherer.span(row, near_bytes / 2) for row in rows if near_bytes}
-    inside = {row: gatherer.span(row, max(cache_bytes * _NEAR, 2 * near_bytes)) for row in rows}
+    middle = max(2 * near_bytes, (near_bytes * cache_bytes) ** 0.5) or cache_bytes * _NEAR
+    inside = {row: gatherer.span(row, middle) for row in rows}
     far = {row: gatherer.span(row, _FAR * cache_bytes) for row in rows}
     reference = min(rows, key=lambda row: abs(row - _WIDTH))
     around = [gatherer.span(reference, cache_bytes * share) for share in (0.5, 1, 2, 4)]
