@@ -56,7 +56,7 @@ class _Cut:
         return Program(
             training=self.training,
             needs=tuple(needs),
-            stages=tuple(s for s in stages if s.writes),
+            stages=tuple(s for s in stages if s.writes or s.statistic is not None),
             rows={name: _rows(name, node) for node, name in named.items()},
             output=self.names[self._output()],
         )

@@ -207,7 +207,9 @@ class _Writing:
         index, keep = stage.index, stage.index not in self.again
         incoming = [f"d.{name}" for name in stage.writes if name in self.graded]
         saved = f"saved.s{index}"
-        if not incoming:
+        # Moments that only later stages read have a gradient where no row of the stage has one.
+        own = [f"d.s{index}"] if stage.moments_of and f"s{index}" in self.graded else []
+        if not incoming and not own:
             self._release([saved] if keep else [])
             return
         if not keep:
@@ -216,7 +218,7 @@ class _Writing:
         wanted = [name for name in read if self._has_gradient(name)]
         added = [f"d.{name}" for name in wanted if name in self.graded]
         new = self._gradients(wanted)
-        reads = [*incoming, saved, *added, *self._kept_rows(stage)]
+        reads = [*incoming, *own, saved, *added, *self._kept_rows(stage)]
         reads += ["topology.out"] * (stage.kind == "graph")
         writes = [f"d.{name}" for name in wanted]
         if stage.parameter_bytes:
