@@ -124,7 +124,8 @@ def _zero_copy(clock: Clock, effort: Effort, pinned: Tensor) -> Link | None:
     except (RuntimeError, TypeError, ValueError) as error:
         _log.warning("rows in pinned memory cannot be read in place: %s", error)
         return None
-    read_bytes = min(effort.read_bytes, pinned.nbytes)
+    # A link is a hundred times slower than the memory that the effort is made for.
+    read_bytes = min(max(MIB, effort.read_bytes // 64), pinned.nbytes)
 
     def gather(row_bytes: int) -> Call:
         block, width = _random_rows(clock, pinned.nbytes, read_bytes, row_bytes)
