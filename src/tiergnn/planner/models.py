@@ -248,7 +248,9 @@ def _sage(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
         a, b = widths[i], widths[i + 1]
         last, narrow = i == len(widths) - 2, b < a
         # One bias and one sum of the two products, wherever those run.
-        ops = [_add(b), _bias(b, moved=3)] if narrow else [_linear(a, b), _add(b)]
+        ops = [_add(b), _bias(b, moved=3)]
+        if not narrow:
+            ops = [replace(_linear(a, b), through=gathered != "x"), _add(b)]
         saves: tuple[str, ...] = ()
         if own:
             product = _linear(a, b, bias=False, keeps=False)

@@ -122,6 +122,9 @@ class Draft:
     def width(self, name: str) -> int:
         return self._rows[name].width
 
+    def of_edges(self, name: str) -> bool:
+        return self._rows[name].of == "edges"
+
     def has_grad(self, name: str) -> bool:
         return self._rows[name].grad
 
@@ -210,6 +213,25 @@ class Draft:
         if rank // hosts != other // hosts:
             return self.link("network")
         return self.link("peer_copy", "peer") if bulk else self.link("peer", "peer_copy")
+
+    def remote_reads(self, rank: int, row_bytes: int, count: int) -> list[Work]:
+        """So many reads of rows of other ranks: of peers of the host, and over the network."""
+        halo = self.layout.parts[rank].halo_of
+        by_link: dict[str, int] = {}
+        for owner, rows in enumerate(halo):
+            if rows:
+                link = self.peer(rank, owner, bulk=False)
+                by_link[link] = by_link.get(link, 0) + rows
+        total = max(1, sum(by_link.values()))
+        return [
+            Work(
+                kind="move",
+                amount=count * rows // total * row_bytes,
+                grain=max(1, row_bytes),
+                place=link,
+            )
+            for link, rows in by_link.items()
+        ]
 
     # Who reads and writes rows
 

@@ -11,28 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
+from tiergnn.planner.strategies.pages import fault_pages
 from tiergnn.planner.strategies.ranked import Ranked
+from tiergnn.planner.strategies.shares import shares_of
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.workload import StageWork
 
 CHUNKS = 4  # in which replicas are brought from host memory, one while another is aggregated
-PAGE_BYTES = 64 * 1024  # that unified memory moves at a fault
-FAULTS = 256  # that it serves at once
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """How the boundary rows of a part are held, and the edges that each class serves."""
-
-    device_rows: int
-    host_rows: int
-    remote_rows: int
-    local_edges: int
-    device_edges: int
-    host_edges: int
-    remote_edges: int
 
 
 @dataclass(slots=True)
@@ -52,23 +39,7 @@ class InPlace:
         self._knobs = ranked.draft.knobs
         self._held: dict[tuple[str, int], _Held] = {}  # (first gathered tensor, rank)
         self._summed: dict[int, str] = {}  # rank -> sums of its replicas, on their way
-        self._shares = lru_cache(maxsize=None)(self._share)
-
-    def _share(self, rank: int) -> Shares:
-        part, knobs = self._draft.layout.parts[rank], self._knobs
-        nodes = self._draft.whole.rows
-        device = min(part.halo, int(knobs.device_cache_frac * nodes))
-        host = min(part.halo - device, int(knobs.host_cache_frac * nodes))
-        on_device, cached = part.edges_served(device), part.edges_served(device + host)
-        return Shares(
-            device_rows=device,
-            host_rows=host,
-            remote_rows=part.halo - device - host,
-            local_edges=part.local_edges,
-            device_edges=int(on_device),
-            host_edges=int(cached) - int(on_device),
-            remote_edges=part.edges - part.local_edges - int(cached),
-        )
+        self._shares = lru_cache(maxsize=None)(partial(shares_of, ranked.draft))
 
     def give(self) -> None:
         for rank in self._ranked.ranks:
@@ -195,7 +166,8 @@ class InPlace:
         read: list[int] = []
         pages = ""
         if knobs.managed:
-            pages, index = self._faults(stage, rank, sources, met, starts)
+            after = [*starts, *([met[rank]] if rank in met else [])]
+            pages, index = fault_pages(self._draft, stage, rank, sources, after)
             read.append(index)
         self._add(stage, op, rank, 0, own, sums[0], shares.local_edges, after=starts)
         if shares.remote_edges and not knobs.managed:
@@ -213,7 +185,7 @@ class InPlace:
                     reads=[*others, self._topology(op, rank)],
                     writes=[sums[-1]],
                     after=after,
-                    work=self._remote(stage, rank, shares.remote_edges),
+                    work=self._draft.remote_reads(rank, self._stored(stage), shares.remote_edges),
                 )
             )
         if pages:
@@ -265,20 +237,6 @@ class InPlace:
                 backward=backward,
             ),
         )
-
-    def _remote(self, stage: StageWork, rank: int, count: int) -> list[Work]:
-        """So many reads of rows of other ranks: of peers of the host, and over the network."""
-        draft, halo = self._draft, self._draft.layout.parts[rank].halo_of
-        row, by_link = self._stored(stage), {}
-        for owner, rows in enumerate(halo):
-            if rows:
-                link = draft.peer(rank, owner, bulk=False)
-                by_link[link] = by_link.get(link, 0) + rows
-        total = max(1, sum(by_link.values()))
-        return [
-            Work(kind="move", amount=count * rows // total * row, grain=max(1, row), place=link)
-            for link, rows in by_link.items()
-        ]
 
     def _from_host(self, stage: StageWork, op: Op, rank: int, replicas: str, out: str) -> None:
         """Replicas in host memory come in chunks, each aggregated while the next one comes."""
@@ -334,7 +292,7 @@ class InPlace:
             (held.host, shares.host_rows, Lane.D2H),
         ):
             if buffer:
-                work = self._remote(stage, rank, rows)
+                work = self._draft.remote_reads(rank, self._stored(stage), rows)
                 if lane is Lane.D2H:
                     size = rows * self._stored(stage)
                     work.append(Work(kind="move", amount=size, place=self._draft.link("d2h")))
@@ -414,7 +372,7 @@ class InPlace:
                     reads=[name for r in ranks if r != rank for name in sums[r]],
                     writes=[self._summed[rank]],
                     after=[met[rank]],
-                    work=self._remote(stage, rank, rows),
+                    work=self._draft.remote_reads(rank, self._stored(stage), rows),
                 )
             ]
         self._writer.meet(Op.BARRIER, f"s{stage.index}.sums.out", Lane.PEER, after=copies)
@@ -474,45 +432,3 @@ class InPlace:
         if not old.given:
             self._forget(self._held.pop((maker.gathers[0], rank)), rank)
         self._held[user.gathers[0], rank] = new
-
-    # Unified memory, modelled
-
-    def _faults(
-        self,
-        stage: StageWork,
-        rank: int,
-        sources: dict[int, list[str]],
-        met: dict[int, int],
-        starts: list[int],
-    ) -> tuple[str, int]:
-        """Pages with rows of other ranks come here, and this rank's come back when it writes."""
-        draft, part = self._draft, self._draft.layout.parts[rank]
-        row = max(1, self._stored(stage))
-        others = max(1, draft.whole.rows - part.rows)
-        per_page = max(1, PAGE_BYTES // row)
-        touched = 1 - (1 - min(1.0, part.halo / others)) ** per_page
-        pages = round(touched * -(-others * row // PAGE_BYTES)) if part.halo else 0
-        back = -(-part.rows * row // PAGE_BYTES)
-        buffer = draft.take(
-            f"{stage.gathers[0]}.pages.p{rank}", "cache", pages * PAGE_BYTES, rank=rank
-        )
-        index = self._writer.add(
-            rank,
-            Lane.H2D,
-            Op.COPY,
-            stage=stage.index,
-            part=rank,
-            reads=[name for r in sources if r != rank for name in sources[r]] or sources[rank],
-            writes=[buffer],
-            after=[*starts, *([met[rank]] if rank in met else [])],
-            work=[
-                Work(
-                    kind="move",
-                    amount=(pages + back) * PAGE_BYTES,
-                    grain=PAGE_BYTES,
-                    place=draft.link("pageable", "h2d"),
-                    launches=max(1, -(-(pages + back) // FAULTS)),
-                )
-            ],
-        )
-        return buffer, index

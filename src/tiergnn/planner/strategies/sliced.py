@@ -16,15 +16,16 @@ from functools import partial
 from tiergnn.errors import PlanError
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
+from tiergnn.planner.strategies.columns import Columns, like
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.fitting import fitted, shortfall
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import ahead
 from tiergnn.planner.strategies.slices import Slices
-from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.schedule import Schedule
-from tiergnn.workload import Extent, StageWork, Workload
+from tiergnn.workload import StageWork, Workload
 
 USES = ("parts", "slices", "recompute", "storage", "tier", "topology")
 _ROWWISE = ("matmul", "stream")
@@ -88,12 +89,12 @@ class _Sliced:
             self._check(stage)
             names = [stage.gathers[0]]
             if self._draft.attends(stage):
-                names += [n for n in stage.reads if self._like(stage, n)]
+                names += [n for n in stage.reads if like(draft, stage, n)]
             for name in names:
                 units[name] = draft.units(stage)
         self._slices = Slices(draft, units, device_frac=device_frac, host_frac=host_frac)
         self._moments = Moments(draft)
-        self._graded: set[str] = set()
+        self._columns = Columns(draft, self._slices)
 
     def _check(self, stage: StageWork) -> None:
         if not stage.columnwise:
@@ -101,7 +102,7 @@ class _Sliced:
                 f"sliced: stage {stage.index} ({stage.op}) does not work on every column by itself",
                 hint="the strategy grinnder",
             )
-        made = [n for n in stage.reads if self._of_edges(n) and n not in self._inputs]
+        made = [n for n in stage.reads if self._draft.of_edges(n) and n not in self._inputs]
         if made:
             raise PlanError(
                 f"sliced: stage {stage.index} reads rows of edges that another stage makes: "
@@ -113,28 +114,21 @@ class _Sliced:
     def _inputs(self) -> tuple[str, ...]:
         return self._draft.workload.inputs
 
-    def _of_edges(self, name: str) -> bool:
-        return self._draft.workload.row_kind(name).of == "edges"
-
-    def _like(self, stage: StageWork, name: str) -> bool:
-        """Whether rows are cut as the gathered ones are."""
-        return self._draft.width(name) == self._draft.width(stage.gathers[0])
-
     def write(self) -> None:
         draft = self._draft
         draft.parameters(0)
         for name in self._inputs:
-            if self._of_edges(name):
+            if draft.of_edges(name):
                 num_bytes = draft.whole.edges * draft.row_bytes(name)
                 self._writer.given(name, 0, "device", "features", num_bytes)
             else:
                 self._slices.open(name, "features", given=True)
-        self._give_topology()
+        self._columns.give_topology()
         for stage in self._stages:
             self._forward(stage)
         draft.clear_gradients(0)
         for stage in reversed(self._stages):
-            if self._graded.intersection(stage.writes):
+            if self._columns.graded.intersection(stage.writes):
                 self._backward(stage)
         for name in [n for n in self._names() if self._slices.has(n)]:
             self._slices.drop(name)
@@ -144,40 +138,13 @@ class _Sliced:
     def _names(self) -> list[str]:
         return [rows.name for rows in self._draft.workload.rows]
 
-    # Topology
-
-    def _give_topology(self) -> None:
-        draft = self._draft
-        if draft.knobs.topology == "device":
-            whole = draft.whole
-            self._writer.given("topology", 0, "device", "topology", draft.csr_bytes(whole))
-            self._writer.given(
-                "topology.out", 0, "device", "topology", draft.transposed_bytes(whole)
-            )
-            return
-        for part in draft.parts:
-            for name, num_bytes in self._topology_sizes(part).items():
-                self._writer.given(f"{name}.p{part}@host", 0, "host", "topology", num_bytes)
-
-    def _topology_sizes(self, part: int) -> dict[str, int]:
-        """Of the edges of a block's rows, in and out: as many, over all blocks, as of the whole."""
-        extent = self._chunk(part)
-        return {
-            "topology": self._draft.csr_bytes(extent),
-            "topology.out": self._draft.transposed_bytes(extent),
-        }
-
-    def _chunk(self, part: int) -> Extent:
-        shape = self._draft.layout.parts[part]
-        return Extent(shape.rows, shape.rows, shape.edges)
-
     # Forward
 
     def _forward(self, stage: StageWork) -> None:
         if stage.moments_of:
             self._statistic(stage)
         if stage.kind == "graph":
-            self._aggregate(stage, Op.AGGREGATE)
+            self._columns.aggregate(stage, Op.AGGREGATE)
         for name in stage.writes:
             if self._draft.users(name):
                 self._slices.open(name, "activations")
@@ -187,7 +154,7 @@ class _Sliced:
             self._slices.drop(f"sum.s{stage.index}")
         for name in dict.fromkeys((*stage.gathers, *stage.reads)):
             last = self._draft.users(name)[-1] is stage
-            if last and not self._of_edges(name) and not self._read_again(name):
+            if last and not self._draft.of_edges(name) and not self._read_again(name):
                 self._slices.drop(name)
 
     def _read_again(self, name: str) -> bool:
@@ -203,88 +170,6 @@ class _Sliced:
         """The own rows that the row-local half of a stage reads."""
         return [] if stage.kind == "graph" and self._draft.attends(stage) else list(stage.reads)
 
-    def _aggregate(self, stage: StageWork, op: Op) -> None:
-        """Slice after slice over all rows, from the gathered rows to sums."""
-        main = stage.gathers[0]
-        total = f"sum.s{stage.index}"
-        self._slices.open(total, "activations", of=main)
-        whole = {name: self._slices.bring(name, 0) for name in self._uncut(stage)}
-        begun = ahead(range(self._slices.count(main)), partial(self._begin_slice, stage))
-        for index, inputs in begun:
-            out = self._slices.room(total, index)
-            self._run_slice(stage, op, index, [*inputs.values(), *whole.values()], [out])
-            for name, buffer in inputs.items():
-                self._slices.leave(name, index, buffer, written=False)
-            self._slices.leave(total, index, out, written=True)
-        for name, buffer in whole.items():
-            self._slices.leave(name, 0, buffer, written=False)
-
-    def _cut(self, stage: StageWork) -> list[str]:
-        """The tensors of nodes that an aggregation takes slice by slice."""
-        names = [stage.gathers[0]]
-        if self._draft.attends(stage):
-            names += [n for n in stage.reads if not self._of_edges(n) and self._like(stage, n)]
-        return list(dict.fromkeys(names))
-
-    def _uncut(self, stage: StageWork) -> list[str]:
-        """Those that it reads whole, whatever the slice: scores."""
-        names = [*stage.gathers, *(stage.reads if self._draft.attends(stage) else ())]
-        cut = self._cut(stage)
-        return [n for n in dict.fromkeys(names) if n not in cut and not self._of_edges(n)]
-
-    def _begin_slice(self, stage: StageWork, index: int) -> tuple[int, dict[str, str]]:
-        return index, {name: self._slices.bring(name, index) for name in self._cut(stage)}
-
-    def _run_slice(
-        self,
-        stage: StageWork,
-        op: Op,
-        index: int,
-        reads: list[str],
-        writes: list[str],
-    ) -> None:
-        """One slice over the topology, at once or chunk after chunk as it is brought."""
-        draft = self._draft
-        backward = op is Op.BACKWARD
-        terms = stage.backward if backward else stage.forward
-        frac = self._slices.frac(stage.gathers[0], index)
-        held = stage.backward_held if backward else stage.forward_held
-        edges = [n for n in stage.reads if self._of_edges(n)]
-        streamed = draft.knobs.topology == "host"
-        direction = "topology.out" if backward else "topology"
-        for part in draft.parts if streamed else (-1,):
-            extent = self._chunk(part) if streamed else draft.whole
-            topology = direction
-            if streamed:
-                num_bytes = self._topology_sizes(part)[direction]
-                topology = draft.take(f"{direction}.p{part}", "topology", num_bytes, lane=Lane.H2D)
-                self._writer.add(
-                    0,
-                    Lane.H2D,
-                    Op.COPY,
-                    part=part,
-                    reads=[f"{direction}.p{part}@host"],
-                    writes=[topology],
-                    work=[Work(kind="move", amount=num_bytes, place=draft.link("h2d"))],
-                )
-            beyond = held.at(Extent(0, extent.sources, extent.edges)) - held.at(Extent(0, 0, 0))
-            scratch = draft.take(
-                f"work.s{stage.index}.c{index}", "workspace", round(frac * max(0, beyond))
-            )
-            work = draft.works(terms, extent, kinds=("gather",), frac=frac, backward=backward)
-            self._writer.add(
-                0,
-                Lane.COMPUTE,
-                op,
-                stage=stage.index,
-                part=part,
-                slice=index,
-                reads=[*reads, *edges, topology],
-                writes=[*writes, scratch],
-                work=work,
-            )
-            self._writer.release(0, scratch, *([topology] if streamed else []))
-
     def _begin(self, stage: StageWork, part: int) -> _Block:
         """Bring a block of rows that the row-local half reads."""
         block = _Block(part)
@@ -292,7 +177,7 @@ class _Sliced:
         if stage.kind == "graph":
             names.append(f"sum.s{stage.index}")
         for name in names:
-            if name in self._inputs and self._of_edges(name):
+            if name in self._inputs and self._draft.of_edges(name):
                 continue
             block.inputs[name] = self._slices.bring_rows(name, part)
         return block
@@ -342,18 +227,13 @@ class _Sliced:
         out = draft.workload.output
         if out in outputs:
             grad = draft.loss(0, part, outputs[out])
-            self._open_grad(out)
+            self._columns.open_grad(out)
             self._slices.store_rows(f"{out}.grad", part, grad)
         for name, buffer in outputs.items():
             if draft.users(name):
                 self._slices.store_rows(name, part, buffer)
             else:
                 self._writer.release(0, buffer)
-
-    def _open_grad(self, name: str) -> None:
-        if name not in self._graded:
-            self._graded.add(name)
-            self._slices.open(f"{name}.grad", "gradients", of=name)
 
     def _statistic(self, stage: StageWork) -> None:
         """The moments of all rows, of blocks that were taken as they passed, or are taken now."""
@@ -371,12 +251,12 @@ class _Sliced:
         draft, slices = self._draft, self._slices
         graph, total = stage.kind == "graph", f"sum.s{stage.index}"
         if graph and stage.index in draft.knobs.recompute:
-            self._aggregate(stage, Op.RECOMPUTE)
+            self._columns.aggregate(stage, Op.RECOMPUTE)
         self._moments.clear_grads(stage)
-        added = {n for n in self._rowwise(stage) if n in self._graded}
+        added = {n for n in self._rowwise(stage) if n in self._columns.graded}
         wanted = [n for n in dict.fromkeys(self._rowwise(stage)) if draft.has_grad(n)]
         for name in wanted:
-            self._open_grad(name)
+            self._columns.open_grad(name)
         through = graph and any(draft.has_grad(n) for n in (*stage.gathers, *stage.reads))
         if through:
             slices.open(f"{total}.grad", "gradients", of=stage.gathers[0])
@@ -385,10 +265,10 @@ class _Sliced:
         if graph:
             slices.drop(total)
         for name in stage.writes:
-            if name in self._graded:
+            if name in self._columns.graded:
                 slices.drop(f"{name}.grad")
         if through:
-            self._scatter(stage)
+            self._columns.scatter(stage)
         for name in dict.fromkeys((*stage.gathers, *stage.reads)):
             if name not in self._inputs and slices.has(name) and draft.users(name)[0] is stage:
                 slices.drop(name)
@@ -396,7 +276,7 @@ class _Sliced:
 
     def _begin_backward(self, stage: StageWork, added: set[str], part: int) -> _Block:
         block = self._begin(stage, part)
-        names = [n for n in stage.writes if n in self._graded]
+        names = [n for n in stage.writes if n in self._columns.graded]
         for name in dict.fromkeys((*names, *sorted(added))):
             block.grads[name] = self._slices.bring_rows(f"{name}.grad", part)
         return block
@@ -445,44 +325,3 @@ class _Sliced:
         self._writer.release(0, scratch, *outputs.values(), *saved, *block.inputs.values(), *done)
         for name, buffer in made.items():
             self._slices.store_rows(name, part, buffer)
-
-    def _scatter(self, stage: StageWork) -> None:
-        """Slice after slice, from the gradients of sums to those of the rows that were gathered."""
-        draft, slices, total = self._draft, self._slices, f"sum.s{stage.index}.grad"
-        again = self._draft.attends(stage)
-        cut = [n for n in self._cut(stage) if draft.has_grad(n)]
-        uncut = [n for n in self._uncut(stage) if draft.has_grad(n)]
-        whole = {n: slices.bring(n, 0) for n in self._uncut(stage)} if again else {}
-        olds = {n for n in (*cut, *uncut) if n in self._graded}
-        for name in (*cut, *uncut):
-            self._open_grad(name)
-        scores = {}
-        for name in uncut:
-            bring = slices.bring if name in olds else slices.room
-            scores[name] = bring(f"{name}.grad", 0)
-            if name not in olds:
-                self._writer.add(0, Lane.COMPUTE, Op.ZERO, writes=[scores[name]])
-
-        def begin(index: int) -> tuple[int, dict[str, str], dict[str, str]]:
-            inputs = {total: slices.bring(total, index)}
-            if again:
-                inputs |= {name: slices.bring(name, index) for name in self._cut(stage)}
-            return index, inputs, {n: slices.bring(f"{n}.grad", index) for n in cut if n in olds}
-
-        for index, inputs, grads in ahead(range(slices.count(stage.gathers[0])), begin):
-            read = list(grads.values())
-            for name in cut:
-                if name not in grads:
-                    grads[name] = slices.room(f"{name}.grad", index)
-            out = [*grads.values(), *scores.values()]
-            reads = [*inputs.values(), *whole.values(), *read, *scores.values()]
-            self._run_slice(stage, Op.BACKWARD, index, reads, out)
-            for name, buffer in inputs.items():
-                slices.leave(name, index, buffer, written=False)
-            for name, buffer in grads.items():
-                slices.leave(f"{name}.grad", index, buffer, written=True)
-        for name, buffer in whole.items():
-            slices.leave(name, 0, buffer, written=False)
-        for name, buffer in scores.items():
-            slices.leave(f"{name}.grad", 0, buffer, written=True)
-        slices.drop(total)

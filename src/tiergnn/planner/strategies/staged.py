@@ -1,8 +1,7 @@
 """Staged: one device that visits the parts of a graph stage by stage; rows lie at Home between.
 
 Lanes bring a part's rows and take its results away while the part between them computes. In
-backward a stage's forward is run again on each part. ``h0.p3.in`` are the rows of h0 that part 3
-reads, its own first; ``h0.p3`` its own alone; ``h0.hot`` the rows most read of all parts.
+backward a stage's forward is run again on each part.
 
 Legend: P rows of one part, S source rows it reads, E edges.
 """
@@ -10,11 +9,11 @@ Legend: P rows of one part, S source rows it reads, E edges.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.gathering import Gathering
 from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import Leaving, Passing, ahead
@@ -53,7 +52,7 @@ class Staged:
         self._buckets = draft.knobs.gradients == "buckets"
         self._stages = draft.workload.stages
         self._walks = 0
-        self._hot: dict[str, str] = {}
+        self._gathering = Gathering(draft, home, piecewise=piecewise)
         self._given: dict[str, list[str]] = defaultdict(list)  # gradient entry -> its buckets
         self._graded: set[str] = set()
         self._moments = Moments(draft)
@@ -68,13 +67,9 @@ class Staged:
                 num_bytes = draft.count(name, part) * draft.stored_bytes(name)
                 self._home.given(f"{name}.p{part}", "features", num_bytes)
         for part in draft.parts:
-            self._give_topology(part)
+            self._gathering.give_topology(part)
         for name in draft.workload.inputs:
-            self._heat(name)
-            for part in draft.parts if name in self._hot else ():
-                rows = self._hot_rows(part) * draft.stored_bytes(name)
-                source = self._home.read(f"{name}.p{part}")
-                self._copy(Lane.H2D, part, [source], self._hot[name], self._pull(name, rows))
+            self._gathering.heat(name, given=True)
         for stage in self._stages:
             self._forward(stage)
         draft.clear_gradients(0)
@@ -84,8 +79,7 @@ class Staged:
         self._leaving.close()
         self._staging.close()
         self._home.close()
-        if self._hot:
-            self._writer.release(0, *self._hot.values())
+        self._gathering.close()
         draft.step()
 
     def _walk(self) -> list[int]:
@@ -94,103 +88,6 @@ class Staged:
         parts = list(self._draft.parts)
         return parts[::-1] if self._serpentine and self._walks % 2 == 0 else parts
 
-    # Bringing
-
-    def _give_topology(self, part: int) -> None:
-        draft, tier = self._draft, self._draft.knobs.topology
-        extent = draft.extent(part)
-        for name, num_bytes in (
-            ("topology", draft.csr_bytes(extent)),
-            ("topology.out", draft.transposed_bytes(extent)),
-        ):
-            suffix = "" if tier == "device" else "@host"
-            draft.writer.given(f"{name}.p{part}{suffix}", 0, tier, "topology", num_bytes)
-
-    def _bring_topology(self, visit: _Visit, *, backward: bool) -> None:
-        draft, part = self._draft, visit.part
-        if visit.stage.kind != "graph":
-            return
-        extent = draft.extent(part)
-        sizes = {"topology": draft.csr_bytes(extent)}
-        if backward:
-            sizes["topology.out"] = draft.transposed_bytes(extent)
-        for name, num_bytes in sizes.items():
-            buffer = f"{name}.p{part}"
-            if draft.knobs.topology == "host":
-                source = f"{buffer}@host"
-                buffer = draft.take(buffer, "topology", num_bytes, lane=Lane.H2D)
-                work = Work(kind="move", amount=num_bytes, place=draft.link("h2d"))
-                self._copy(Lane.H2D, part, [source], buffer, work)
-                visit.extra.append(buffer)
-            visit.topology.append(buffer)
-
-    def _bring(self, entry: str, name: str, part: int, kind: str, rows: int) -> str:
-        """Rows in one piece from Home to a device buffer."""
-        draft = self._draft
-        buffer = draft.take(entry, kind, rows * draft.row_bytes(name), lane=Lane.H2D)
-        work = Work(kind="move", amount=rows * draft.stored_bytes(name), place=draft.link("h2d"))
-        self._copy(Lane.H2D, part, [self._home.read(entry)], buffer, work)
-        return buffer
-
-    def _gather(self, name: str, part: int) -> str:
-        """A part's own rows in one piece, and row by row those that it reads of other parts."""
-        draft, shape = self._draft, self._draft.layout.parts[part]
-        buffer = draft.take(
-            f"{name}.p{part}.in", "activations", shape.sources * draft.row_bytes(name),
-            lane=Lane.H2D,
-        )  # fmt: skip
-        own = Work(
-            kind="move", amount=shape.rows * draft.stored_bytes(name), place=draft.link("h2d")
-        )
-        self._copy(Lane.H2D, part, [self._home.read(f"{name}.p{part}")], buffer, own)
-        owners = [q for q, rows in enumerate(shape.halo_of) if rows and q != part]
-        pulled = {q: shape.halo_of[q] - self._hot_of(name, part, q) for q in owners}
-        if self._piecewise:
-            for q, rows in pulled.items():
-                source = self._home.read(f"{name}.p{q}")
-                work = self._pull(name, rows * draft.stored_bytes(name))
-                self._copy(Lane.H2D, part, [source], buffer, work)
-        elif owners:
-            sources = [self._home.read(f"{name}.p{q}") for q in owners]
-            work = self._pull(name, sum(pulled.values()) * draft.stored_bytes(name))
-            self._copy(Lane.H2D, part, sources, buffer, work)
-        return buffer
-
-    def _pull(self, name: str, num_bytes: int) -> Work:
-        """Rows that the device reads in place from host memory."""
-        return Work(
-            kind="move",
-            amount=num_bytes,
-            grain=max(1, self._draft.stored_bytes(name)),
-            place=self._draft.link("zero_copy", "h2d"),
-        )
-
-    def _copy(self, lane: Lane, part: int, sources: Iterable[str], target: str, work: Work) -> None:
-        self._writer.add(0, lane, Op.COPY, part=part, reads=sources, writes=[target], work=[work])
-
-    # Hot rows
-
-    def _hot_rows(self, part: int) -> int:
-        return int(self._draft.knobs.hot_frac * self._draft.layout.parts[part].rows)
-
-    def _hot_of(self, name: str, part: int, owner: int) -> int:
-        """Hot rows of another part among those that a part reads: all of them, it is taken."""
-        if name not in self._hot:
-            return 0
-        return min(self._hot_rows(owner), self._draft.layout.parts[part].halo_of[owner])
-
-    def _heat(self, name: str) -> None:
-        """Room for the hot rows of a tensor, if any stage gathers it."""
-        draft = self._draft
-        rows = sum(map(self._hot_rows, draft.parts))
-        if rows and any(name in stage.gathers for stage in self._stages):
-            num_bytes = rows * draft.row_bytes(name)
-            self._hot[name] = draft.take(f"{name}.hot", "cache", num_bytes)
-
-    def _fill_hot(self, name: str, part: int, source: str, target: str, rows: int) -> None:
-        moved = 2 * rows * self._draft.row_bytes(name)
-        self._copy(Lane.COMPUTE, part, [source], target, Work(kind="stream", amount=moved))
-
     # Forward
 
     def _forward(self, stage: StageWork) -> None:
@@ -198,7 +95,7 @@ class Staged:
         if stage.moments_of:
             self._statistic(stage)
         for name in stage.writes:
-            self._heat(name)
+            self._gathering.heat(name)
         for visit in ahead(self._walk(), partial(self._begin, stage)):
             self._compute(visit, Op.FORWARD)
             self._end_forward(visit)
@@ -213,9 +110,10 @@ class Staged:
     def _begin(self, stage: StageWork, part: int) -> _Visit:
         """Bring what a stage reads of a part in forward."""
         visit = _Visit(stage, part)
-        self._bring_topology(visit, backward=False)
+        if stage.kind == "graph":
+            visit.topology, visit.extra = self._gathering.bring_topology(part, backward=False)
         for name in stage.gathers:
-            visit.inputs[name] = self._gather(name, part)
+            visit.inputs[name] = self._gathering.gather(name, part)
         self._bring_reads(visit)
         return visit
 
@@ -223,7 +121,7 @@ class Staged:
         for name in visit.stage.reads:
             if name not in visit.inputs:
                 rows = self._draft.count(name, visit.part)
-                visit.inputs[name] = self._bring(
+                visit.inputs[name] = self._gathering.bring(
                     f"{name}.p{visit.part}", name, visit.part, "activations", rows
                 )
 
@@ -232,9 +130,7 @@ class Staged:
         draft, stage, part = self._draft, visit.stage, visit.part
         extent = draft.extent(part)
         for name in stage.gathers:
-            rows = sum(self._hot_of(name, part, q) for q in draft.parts if q != part)
-            if rows:
-                self._fill_hot(name, part, self._hot[name], visit.inputs[name], rows)
+            self._gathering.add_hot(name, part, visit.inputs[name])
         for name in stage.writes:
             num_bytes = draft.count(name, part) * draft.row_bytes(name)
             visit.outputs[name] = draft.take(f"{name}.p{part}", "activations", num_bytes)
@@ -255,7 +151,7 @@ class Staged:
             work=draft.works(stage.forward, extent),
         )
         self._writer.release(0, scratch)
-        visit.extra += saved
+        visit.extra = [*visit.extra, *saved]
 
     def _shared(self, stage: StageWork) -> list[str]:
         """What a stage reads that is of no part."""
@@ -268,8 +164,7 @@ class Staged:
         for name, buffer in visit.outputs.items():
             for statistic in draft.statistics(name):
                 self._moments.take(statistic, part, buffer)
-            if name in self._hot:
-                self._fill_hot(name, part, buffer, self._hot[name], self._hot_rows(part))
+            self._gathering.keep_hot(name, part, buffer)
         if self._snapshot:
             for name in stage.gathers:
                 num_bytes = draft.extent(part).sources * draft.stored_bytes(name)
@@ -312,7 +207,7 @@ class Staged:
         if not self._moments.taken(stage):
             for part in draft.parts:
                 count = draft.count(rows, part)
-                buffer = self._bring(f"{rows}.p{part}", rows, part, "activations", count)
+                buffer = self._gathering.bring(f"{rows}.p{part}", rows, part, "activations", count)
                 self._moments.take(stage, part, buffer)
                 self._writer.release(0, buffer)
         self._moments.commit(stage)
@@ -343,15 +238,18 @@ class Staged:
 
     def _begin_backward(self, stage: StageWork, part: int) -> _Visit:
         draft, visit = self._draft, _Visit(stage, part)
-        self._bring_topology(visit, backward=True)
+        if stage.kind == "graph":
+            visit.topology, visit.extra = self._gathering.bring_topology(part, backward=True)
         for name in stage.gathers:
             if self._snapshot:
                 entry = f"{name}.p{part}.in.s{stage.index}"
                 sources = draft.extent(part).sources
-                visit.inputs[name] = self._bring(entry, name, part, "activations", sources)
+                visit.inputs[name] = self._gathering.bring(
+                    entry, name, part, "activations", sources
+                )
                 self._home.drop(entry)
             else:
-                visit.inputs[name] = self._gather(name, part)
+                visit.inputs[name] = self._gathering.gather(name, part)
         self._bring_reads(visit)
         for name in stage.writes:
             if name in self._graded:
@@ -370,7 +268,7 @@ class Staged:
                 source, target = self._home.read(bucket), self._home.modify(entry)
                 self._add_up(part, source, [target], name)
                 self._home.drop(bucket)
-        buffer = self._bring(entry, name, part, "gradients", rows)
+        buffer = self._gathering.bring(entry, name, part, "gradients", rows)
         self._home.drop(entry)
         return buffer
 
@@ -464,5 +362,5 @@ class Staged:
         draft, part = self._draft, visit.part
         staging = self._staging.take(f"{name}.grad.of.p{part}@host", num_bytes, lane=Lane.D2H)
         work = Work(kind="move", amount=num_bytes, place=draft.link("d2h"))
-        self._copy(Lane.D2H, part, [buffer], staging, work)
+        self._gathering.copy(Lane.D2H, part, [buffer], staging, work)
         return staging

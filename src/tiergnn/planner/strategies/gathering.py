@@ -1,0 +1,140 @@
+"""Gathering: what a part reads, brought to the device; and the rows that never leave it.
+
+``h0.p3.in`` are the rows of h0 that part 3 reads, its own first; ``h0.hot`` the rows most read of
+all parts, which are filled as they are made.
+
+Legend: P rows of one part, S source rows it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.home import Home
+from tiergnn.schedule.actions import Lane, Op, Work
+
+
+class Gathering:
+    """``piecewise``: rows are gathered from one part after the other, so that host memory need not
+    hold all of them at once."""
+
+    def __init__(self, draft: Draft, home: Home, *, piecewise: bool) -> None:
+        self._draft, self._home, self._writer = draft, home, draft.writer
+        self._piecewise = piecewise
+        self._hot: dict[str, str] = {}  # tensor -> buffer of its hot rows
+
+    def give_topology(self, part: int) -> None:
+        """A part's edges, in and out, are there before the first action."""
+        draft, tier = self._draft, self._draft.knobs.topology
+        extent = draft.extent(part)
+        for name, num_bytes in (
+            ("topology", draft.csr_bytes(extent)),
+            ("topology.out", draft.transposed_bytes(extent)),
+        ):
+            suffix = "" if tier == "device" else "@host"
+            draft.writer.given(f"{name}.p{part}{suffix}", 0, tier, "topology", num_bytes)
+
+    def bring_topology(self, part: int, *, backward: bool) -> tuple[list[str], list[str]]:
+        """A part's edges on the device, and which of those buffers were brought for this once."""
+        draft, extent = self._draft, self._draft.extent(part)
+        sizes = {"topology": draft.csr_bytes(extent)}
+        if backward:
+            sizes["topology.out"] = draft.transposed_bytes(extent)
+        there = [f"{name}.p{part}" for name in sizes]
+        if draft.knobs.topology == "device":
+            return there, []
+        brought = []
+        for name, num_bytes in zip(there, sizes.values(), strict=True):
+            buffer = draft.take(name, "topology", num_bytes, lane=Lane.H2D)
+            work = Work(kind="move", amount=num_bytes, place=draft.link("h2d"))
+            self.copy(Lane.H2D, part, [f"{name}@host"], buffer, work)
+            brought.append(buffer)
+        return brought, brought
+
+    def bring(self, entry: str, name: str, part: int, kind: str, rows: int) -> str:
+        """Rows in one piece from Home to a device buffer."""
+        draft = self._draft
+        buffer = draft.take(entry, kind, rows * draft.row_bytes(name), lane=Lane.H2D)
+        work = Work(kind="move", amount=rows * draft.stored_bytes(name), place=draft.link("h2d"))
+        self.copy(Lane.H2D, part, [self._home.read(entry)], buffer, work)
+        return buffer
+
+    def gather(self, name: str, part: int) -> str:
+        """A part's own rows in one piece, and row by row those that it reads of other parts."""
+        draft, shape = self._draft, self._draft.layout.parts[part]
+        buffer = draft.take(
+            f"{name}.p{part}.in", "activations", shape.sources * draft.row_bytes(name),
+            lane=Lane.H2D,
+        )  # fmt: skip
+        own = Work(
+            kind="move", amount=shape.rows * draft.stored_bytes(name), place=draft.link("h2d")
+        )
+        self.copy(Lane.H2D, part, [self._home.read(f"{name}.p{part}")], buffer, own)
+        owners = [q for q, rows in enumerate(shape.halo_of) if rows and q != part]
+        pulled = {q: shape.halo_of[q] - self.hot_of(name, part, q) for q in owners}
+        if self._piecewise:
+            for q, rows in pulled.items():
+                source = self._home.read(f"{name}.p{q}")
+                work = self._pull(name, rows * draft.stored_bytes(name))
+                self.copy(Lane.H2D, part, [source], buffer, work)
+        elif owners:
+            sources = [self._home.read(f"{name}.p{q}") for q in owners]
+            work = self._pull(name, sum(pulled.values()) * draft.stored_bytes(name))
+            self.copy(Lane.H2D, part, sources, buffer, work)
+        return buffer
+
+    def _pull(self, name: str, num_bytes: int) -> Work:
+        """Rows that the device reads in place from host memory."""
+        return Work(
+            kind="move",
+            amount=num_bytes,
+            grain=max(1, self._draft.stored_bytes(name)),
+            place=self._draft.link("zero_copy", "h2d"),
+        )
+
+    def copy(self, lane: Lane, part: int, sources: Iterable[str], target: str, work: Work) -> None:
+        self._writer.add(0, lane, Op.COPY, part=part, reads=sources, writes=[target], work=[work])
+
+    # Hot rows
+
+    def _hot_rows(self, part: int) -> int:
+        return int(self._draft.knobs.hot_frac * self._draft.layout.parts[part].rows)
+
+    def hot_of(self, name: str, part: int, owner: int) -> int:
+        """Hot rows of another part among those that a part reads: all of them, it is taken."""
+        if name not in self._hot:
+            return 0
+        return min(self._hot_rows(owner), self._draft.layout.parts[part].halo_of[owner])
+
+    def heat(self, name: str, *, given: bool = False) -> None:
+        """Room for the hot rows of a tensor that is gathered; ``given`` ones are filled at once."""
+        draft = self._draft
+        rows = sum(map(self._hot_rows, draft.parts))
+        if not rows or not any(name in stage.gathers for stage in draft.workload.stages):
+            return
+        self._hot[name] = draft.take(f"{name}.hot", "cache", rows * draft.row_bytes(name))
+        for part in draft.parts if given else ():
+            num_bytes = self._hot_rows(part) * draft.stored_bytes(name)
+            source = self._home.read(f"{name}.p{part}")
+            self.copy(Lane.H2D, part, [source], self._hot[name], self._pull(name, num_bytes))
+
+    def keep_hot(self, name: str, part: int, rows: str) -> None:
+        """The hot rows of a part that was just made."""
+        if name in self._hot:
+            self._copy_hot(name, part, rows, self._hot[name], self._hot_rows(part))
+
+    def add_hot(self, name: str, part: int, gathered: str) -> None:
+        """Hot rows among those that a part reads."""
+        parts = self._draft.parts
+        rows = sum(self.hot_of(name, part, owner) for owner in parts if owner != part)
+        if rows:
+            self._copy_hot(name, part, self._hot[name], gathered, rows)
+
+    def _copy_hot(self, name: str, part: int, source: str, target: str, rows: int) -> None:
+        moved = 2 * rows * self._draft.row_bytes(name)
+        self.copy(Lane.COMPUTE, part, [source], target, Work(kind="stream", amount=moved))
+
+    def close(self) -> None:
+        if self._hot:
+            self._writer.release(0, *self._hot.values())
