@@ -114,7 +114,8 @@ def main() -> None:
             for form in ("executor", "executor, measured"):
                 ratio = result[f"ratio of {form}"]
                 print(
-                    f"{graph:5} {name:5} {form:20} whole {result['whole']['median_s'] * 1e3:9.2f} ms"
+                    f"{graph:5} {name:5} {form:20}"
+                    f" whole {result['whole']['median_s'] * 1e3:9.2f} ms"
                     f"  ratio {ratio['median_s']:.3f} (least {ratio['least_s']:.3f},"
                     f" CPU {ratio['median_cpu_s']:.3f})",
                     flush=True,
