@@ -104,8 +104,10 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
     parser.add_argument("--rounds", type=int, nargs="+", default=[300, 20, 6], help="by graph")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=RESULTS / "executor-cpu.json")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     record = provenance() | {"threads": torch.get_num_threads(), "results": []}
     for graph, rounds in zip(args.graphs, args.rounds, strict=False):
         for name in args.models:
