@@ -14,12 +14,30 @@ from tiergnn.hardware.machine import Curve, Link, Machine, Tier
 from tiergnn.hardware.presets import preset
 from tiergnn.planner.models import classic
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.workload import Workload
+from tiergnn.workload import Peak, Size, Workload
 
 WORKLOADS: dict[str, Workload] = {
     name: classic(name, 7, 3, hidden=4, layers=layers, heads=2)
     for name, layers in (("gcn", 2), ("gin", 2), ("sage", 3), ("gat", 2))
 }
+
+
+def _late_moments() -> Workload:
+    """GIN with a stage of moments alone, which the next one reads."""
+    gin = WORKLOADS["gin"]
+    stages = list(gin.stages)
+    place = next(i for i, stage in enumerate(stages) if stage.moments_of)
+    reader = stages[place]
+    alone = replace(
+        reader, writes=(), saves=(), forward=(), backward=(), kept=Size(), kept_held=Peak(),
+        forward_held=Peak(), backward_held=Peak(), parameter_bytes=0, statistics=(),
+    )  # fmt: skip
+    last = max(stage.index for stage in stages) + 1
+    reader = replace(reader, index=last, kind="rows", moments_of="")
+    return replace(gin, stages=(*stages[:place], alone, reader, *stages[place + 1 :]))
+
+
+WORKLOADS["late moments"] = _late_moments()
 _SLOW = Link(Bps=Curve.flat(1e6))
 
 

@@ -59,7 +59,7 @@ def test_every_stage_runs_once_on_every_row(name, model):
             for action in schedule.actions
             if action.stage == stage.index and action.op in (Op.FORWARD, Op.UPDATE)
         ]
-        assert sorted(ran) == [0, 1, 2, 3], stage.index
+        assert sorted(ran) == ([0, 1, 2, 3] if stage.writes else []), stage.index
         back = [
             action.part
             for action in schedule.actions

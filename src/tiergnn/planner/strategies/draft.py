@@ -236,8 +236,8 @@ class Draft:
     # Who reads and writes rows
 
     def users(self, name: str) -> list[StageWork]:
-        """The stages that read rows of a tensor, in their order."""
-        return [s for s in self.workload.stages if name in (*s.gathers, *s.reads)]
+        """The stages that make rows of a tensor's, in their order; not those of moments alone."""
+        return [s for s in self.workload.stages if s.writes and name in (*s.gathers, *s.reads)]
 
     def statistics(self, name: str) -> list[StageWork]:
         """The stages that take moments of a tensor."""

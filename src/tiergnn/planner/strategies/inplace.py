@@ -162,18 +162,20 @@ class InPlace:
         """One rank's sums by class, and the actions that read of other ranks."""
         shares, knobs = self._shares(rank), self._knobs
         own, remote_lane = sources[rank], Lane.PEER if knobs.pipeline else Lane.COMPUTE
-        sums = [room(stage, rank, 0)]
+        # All rooms first: what comes over another lane need not wait for this rank's own sums.
+        distant = shares.remote_edges > 0 and not knobs.managed
+        near = knobs.managed or bool(replicas.device)
+        wanted = {0: True, 1: near, 2: bool(replicas.host), 3: distant}
+        sums = {index: room(stage, rank, index) for index, there in wanted.items() if there}
+        after = [*starts, *([met[rank]] if rank in met else [])]
         read: list[int] = []
         pages = ""
         if knobs.managed:
-            after = [*starts, *([met[rank]] if rank in met else [])]
             pages, index = fault_pages(self._draft, stage, rank, sources, after)
             read.append(index)
         self._add(stage, op, rank, 0, own, sums[0], shares.local_edges, after=starts)
-        if shares.remote_edges and not knobs.managed:
-            sums.append(room(stage, rank, 3))
+        if distant:
             others = [name for r in sources if r != rank for name in sources[r]]
-            after = [*starts, *([met[rank]] if rank in met else [])]
             read.append(
                 self._writer.add(
                     rank,
@@ -183,23 +185,20 @@ class InPlace:
                     part=rank,
                     slice=3,
                     reads=[*others, self._topology(op, rank)],
-                    writes=[sums[-1]],
+                    writes=[sums[3]],
                     after=after,
                     work=self._draft.remote_reads(rank, self._stored(stage), shares.remote_edges),
                 )
             )
         if pages:
-            sums.append(room(stage, rank, 1))
             edges = self._draft.layout.parts[rank].edges - shares.local_edges
-            self._add(stage, op, rank, 1, [pages], sums[-1], edges)
+            self._add(stage, op, rank, 1, [pages], sums[1], edges)
             self._writer.release(rank, pages)
         if replicas.device:
-            sums.append(room(stage, rank, 1))
-            self._add(stage, op, rank, 1, [replicas.device], sums[-1], shares.device_edges)
+            self._add(stage, op, rank, 1, [replicas.device], sums[1], shares.device_edges)
         if replicas.host:
-            sums.append(room(stage, rank, 2))
-            self._from_host(stage, op, rank, replicas.host, sums[-1])
-        return sums, read
+            self._from_host(stage, op, rank, replicas.host, sums[2])
+        return list(sums.values()), read
 
     def _topology(self, op: Op, rank: int) -> str:
         return f"topology.out.r{rank}" if op is Op.BACKWARD else f"topology.r{rank}"

@@ -29,6 +29,10 @@ class Moments:
     def taken(self, stage: StageWork) -> bool:
         return f"s{stage.index}.parts" in self._held
 
+    def graded(self, stage: StageWork) -> bool:
+        """Whether a backward added to the gradient of what a stage made."""
+        return f"s{stage.index}.grad" in self._held
+
     def take(self, stage: StageWork, part: int, rows: str) -> None:
         """Those of a part, of its rows on the device."""
         draft, name = self._draft, f"s{stage.index}.parts"

@@ -83,6 +83,10 @@ class Ranked:
         for stage in reversed(self._stages):
             if any((name, 0) in self._grads for name in stage.writes):
                 self._backward(stage, sources)
+            if stage.moments_of and self.moments[0].graded(stage):
+                self._statistic_backward(stage)
+            for rank in self.ranks:
+                self.moments[rank].free(stage)
             for name in self._lives.end_backward(stage):
                 self._drop(name, sources)
         draft.step()
@@ -140,6 +144,8 @@ class Ranked:
     def _forward(self, stage: StageWork, sources: Sources) -> None:
         if stage.moments_of:
             self._statistic(stage)
+        if not stage.writes:
+            return  # moments for later stages
         keep = stage.index not in self._again
         self._run(stage, sources, Op.FORWARD, keep=keep)
         for name in stage.writes:
@@ -221,10 +227,6 @@ class Ranked:
             for rank in self.ranks:
                 if (name, rank) in self._grads:
                     self.writer.release(rank, self._grads.pop((name, rank)))
-        if stage.moments_of:
-            self._statistic_backward(stage)
-        for rank in self.ranks:
-            self.moments[rank].free(stage)
 
     def _dense(
         self, stage: StageWork, rank: int, again: Rows, wanted: list[str], through: bool

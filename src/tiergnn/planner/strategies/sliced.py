@@ -130,6 +130,7 @@ class _Sliced:
         for stage in reversed(self._stages):
             if self._columns.graded.intersection(stage.writes):
                 self._backward(stage)
+            self._moments.free(stage)
         for name in [n for n in self._names() if self._slices.has(n)]:
             self._slices.drop(name)
         self._slices.close()
@@ -143,6 +144,8 @@ class _Sliced:
     def _forward(self, stage: StageWork) -> None:
         if stage.moments_of:
             self._statistic(stage)
+        if not stage.writes:
+            return  # moments for later stages
         if stage.kind == "graph":
             self._columns.aggregate(stage, Op.AGGREGATE)
         for name in stage.writes:
@@ -272,7 +275,6 @@ class _Sliced:
         for name in dict.fromkeys((*stage.gathers, *stage.reads)):
             if name not in self._inputs and slices.has(name) and draft.users(name)[0] is stage:
                 slices.drop(name)
-        self._moments.free(stage)
 
     def _begin_backward(self, stage: StageWork, added: set[str], part: int) -> _Block:
         block = self._begin(stage, part)

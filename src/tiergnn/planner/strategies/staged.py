@@ -76,6 +76,7 @@ class Staged:
         for stage in reversed(self._stages):
             if self._graded.intersection(stage.writes):
                 self._backward(stage)
+            self._moments.free(stage)
         self._leaving.close()
         self._staging.close()
         self._home.close()
@@ -94,6 +95,8 @@ class Staged:
         draft = self._draft
         if stage.moments_of:
             self._statistic(stage)
+        if not stage.writes:
+            return  # moments for later stages
         for name in stage.writes:
             self._gathering.heat(name)
         for visit in ahead(self._walk(), partial(self._begin, stage)):
@@ -230,7 +233,6 @@ class Staged:
             given = name in draft.workload.inputs
             if not given and draft.users(name)[0] is stage and self._home.has(f"{name}.p0"):
                 self._drop(name)
-        self._moments.free(stage)
 
     def _alone(self, name: str, stage: StageWork) -> bool:
         """Whether a tensor's gradient comes of one stage's own rows alone, and needs no adding."""
