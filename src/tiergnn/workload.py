@@ -219,6 +219,7 @@ class Workload:
     optimizer_bytes: int
     topology: Topology = Topology()
     learned: Learned = Learned()
+    buffer_bytes: int = 0  # of the model's buffers, and of single numbers between steps
 
     def row_kind(self, name: str) -> RowKind:
         return next(rows for rows in self.rows if rows.name == name)

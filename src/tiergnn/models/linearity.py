@@ -11,6 +11,7 @@ import numpy as np
 
 from tiergnn.workload import TASKS, Extent, Peak, Size, Tasks
 
+_PAGE = 4096
 _EXACT = 0.75  # what is off by less was measured
 # Kinds of tasks that one total may have.
 _TOGETHER = [("sums", "sums_t"), ("attention", "attention_t")]
@@ -83,10 +84,10 @@ class Law:
             found[place] = Size(fixed, row, source, edge, tasks)
 
     def _bound(self, values_B: np.ndarray) -> Size:
-        """The nearest linear size, raised by twice what it is short of at most: lengths that are
-        rounded up differ by as much again from those that were seen."""
+        """The nearest linear size, raised by twice what it is short of at most and a page: lengths
+        that are rounded up differ by as much again from those that were seen."""
         found = _least_squares(self._plain_BK, values_B)
-        found[0] += 2 * max(0.0, float((values_B - self._plain_BK @ found).max()))
+        found[0] += 2 * max(0.0, float((values_B - self._plain_BK @ found).max())) + _PAGE
         fixed, row, source, edge = (float(number) for number in found)
         return Size(fixed, row, source, edge)
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tiergnn.errors import ConfigError
 from tiergnn.models.allocations import Allocations, one_thread, recording
 from tiergnn.models.ending import (
     Ending,
@@ -48,6 +49,7 @@ from tiergnn.workload import (
 )  # fmt: skip
 
 _KEY = (1, 2)
+_PAGE = 4096  # for single numbers that stay between steps: losses, scores, counts
 Order = Callable[[], AbstractContextManager[Any]]
 
 
@@ -66,10 +68,10 @@ def meter(
     ``learned``: the features x are parameters. ``loops``: the graph has edges from rows to
     themselves (at most one a row, for what is counted to bound it). ``ending`` is what follows the
     stages. ``order`` is entered around forward passes, as the executor does. A copy of the model
-    is run; the model stays as it is. Raises ConfigError for a model that cannot be cut.
+    is run; the model stays as it is. Raises ConfigError for a model that cannot be cut or copied.
     """
-    trace(model, inputs, training=training)  # lazy parameters get their shapes
-    model = copy.deepcopy(model).to(inputs["x"].device)
+    x = inputs["x"]
+    model = _copy(model).to(x.device, x.dtype if x.is_floating_point() else None)
     with one_thread(), _mode(model, training):
         program = trace(model, inputs, training=training)
         bench = _Bench(program, inputs, learned, order)
@@ -112,7 +114,20 @@ def meter(
             loops=loops,
         ),
         learned=Learned(row.held_bytes, row.state_bytes),
+        buffer_bytes=_bytes(model.buffers()) + _PAGE,
     )
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # whatever the user's own __deepcopy__ raises
+        raise ConfigError(
+            f"a copy of the model is metered, and it cannot be copied: {error}",
+            culprit=type(model).__name__,
+            hint="parametrizations (torch.nn.utils.parametrizations) in the place of tensors "
+            "that forward computes and keeps",
+        ) from error
 
 
 class _Bench:

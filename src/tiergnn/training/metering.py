@@ -50,7 +50,7 @@ def workload_of(
             update=_updates(options),
         )
     return meter(
-        model.to(dtype),
+        model,
         inputs,
         training=training,
         learned=features.kind == "embedding",

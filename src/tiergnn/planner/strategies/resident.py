@@ -119,6 +119,8 @@ class _Writing:
         if any(self.kinds[name].grad for name in workload.inputs):
             state += shape.num_nodes * workload.learned.optimizer_bytes
         self.out.given("parameters", 0, "device", "parameters", parameters)
+        if workload.buffer_bytes:
+            self.out.given("buffers", 0, "device", "parameters", workload.buffer_bytes)
         if optimizer:
             out_edges = workload.topology.backward.at(self.extent)
             if not out_edges:  # of a workload that was not metered
