@@ -42,7 +42,7 @@ WHY = {
     ),
     "MGG / leo": (
         "mgg is bound by peers in 25 of 28, leo by peers in 13 (on A) and compute in 13. The "
-        "machines pull apart: 15 on A, where remote reads share PCIe, 2.25 on B. That narrow "
+        "machines pull apart: 15 on A, where remote reads share PCIe, 2.2 on B. That narrow "
         "rows are read over NVSwitch at three quarters of the bulk rate is assumed; at a "
         "quarter of that B has 5.6, so the paper's 3.25 lies between the two assumptions for "
         "B, and A raises the mean."
@@ -74,7 +74,7 @@ WHY = {
     ),
     "MGG with both / MGG (GIN)": (
         "As the cache alone: what the pipeline hides beside remote reads is little (at most "
-        "1.005). The paper's 1.40 from the pipeline includes how neighbour groups are mapped "
+        "1.02). The paper's 1.40 from the pipeline includes how neighbour groups are mapped "
         "to warps, inside one kernel, which is not modelled."
     ),
 }

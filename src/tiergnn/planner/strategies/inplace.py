@@ -10,25 +10,15 @@ Legend: P rows of one part, V nodes of the graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from tiergnn.planner.strategies.pages import fault_pages
 from tiergnn.planner.strategies.ranked import Ranked
-from tiergnn.planner.strategies.shares import shares_of
+from tiergnn.planner.strategies.shares import Replicas, replicas_of, shares_of
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.workload import StageWork
 
 CHUNKS = 4  # in which replicas are brought from host memory, one while another is aggregated
-
-
-@dataclass(slots=True)
-class _Held:
-    """Replicas of one rank: buffers, "" where there are none."""
-
-    device: str = ""
-    host: str = ""
-    given: bool = False  # of inputs: there before the first action
 
 
 class InPlace:
@@ -37,7 +27,7 @@ class InPlace:
     def __init__(self, ranked: Ranked) -> None:
         self._ranked, self._draft, self._writer = ranked, ranked.draft, ranked.writer
         self._knobs = ranked.draft.knobs
-        self._held: dict[tuple[str, int], _Held] = {}  # (first gathered tensor, rank)
+        self._held: dict[tuple[str, int], Replicas] = {}  # (first gathered tensor, rank)
         self._summed: dict[int, str] = {}  # rank -> sums of its replicas, on their way
         self._shares = lru_cache(maxsize=None)(partial(shares_of, ranked.draft))
 
@@ -48,7 +38,7 @@ class InPlace:
             for stage in self._draft.workload.stages:
                 first = (*stage.gathers, "")[0]
                 if self._fixed(stage) and (first, rank) not in self._held:
-                    self._held[first, rank] = self._replicas(stage, rank, given=True)
+                    self._held[first, rank] = replicas_of(self._draft, stage, rank, given=True)
 
     def _fixed(self, stage: StageWork) -> bool:
         """Whether a stage gathers inputs alone: their replicas never change."""
@@ -58,24 +48,6 @@ class InPlace:
     def _stored(self, stage: StageWork) -> int:
         """Bytes of a gathered row between ranks."""
         return sum(self._draft.stored_bytes(name) for name in stage.gathers)
-
-    def _replicas(self, stage: StageWork, rank: int, *, given: bool) -> _Held:
-        shares, name = self._shares(rank), stage.gathers[0]
-        held = _Held(given=given)
-        device_bytes = shares.device_rows * self._draft.sum_bytes(stage)
-        host_bytes = shares.host_rows * self._stored(stage)
-        wanted = [(shares.device_rows, "device", device_bytes)]
-        wanted.append((shares.host_rows, "host", host_bytes))
-        for rows, tier, num_bytes in wanted:
-            if not rows or self._knobs.managed:
-                continue
-            label = f"{name}.cache.p{rank}" + ("@host" if tier == "host" else "")
-            if given:
-                buffer = self._writer.given(label, rank, tier, "cache", num_bytes)
-            else:
-                buffer = self._draft.take(label, "cache", num_bytes, rank=rank, tier=tier)
-            setattr(held, tier, buffer)
-        return held
 
     # Sums
 
@@ -143,7 +115,7 @@ class InPlace:
                 self._held.pop((stage.gathers[0], rank), None)
         return sums
 
-    def _forget(self, replicas: _Held, rank: int) -> None:
+    def _forget(self, replicas: Replicas, rank: int) -> None:
         buffers = [b for b in (replicas.device, replicas.host) if b]
         if buffers:
             self._writer.release(rank, *buffers)
@@ -154,7 +126,7 @@ class InPlace:
         op: Op,
         rank: int,
         sources: dict[int, list[str]],
-        replicas: _Held,
+        replicas: Replicas,
         room: Callable[[StageWork, int, int], str],
         met: dict[int, int],
         starts: list[int],
@@ -275,13 +247,13 @@ class InPlace:
         op: Op,
         sources: dict[int, list[str]],
         met: dict[int, int],
-    ) -> tuple[_Held, list[int]]:
+    ) -> tuple[Replicas, list[int]]:
         """Replicas with their owners' present rows, and the actions that read those."""
         if op is not Op.BACKWARD and (stage.gathers[0], rank) in self._held:
             return self._held[stage.gathers[0], rank], []
         if self._knobs.managed:
-            return _Held(), []
-        held = self._replicas(stage, rank, given=False)
+            return Replicas(), []
+        held = replicas_of(self._draft, stage, rank, given=False)
         if op is not Op.BACKWARD:
             self._held[stage.gathers[0], rank] = held
         others = [name for r in sources if r != rank for name in sources[r]]
@@ -376,14 +348,14 @@ class InPlace:
             ]
         self._writer.meet(Op.BARRIER, f"s{stage.index}.sums.out", Lane.PEER, after=copies)
 
-    def _held_now(self, stage: StageWork) -> dict[tuple[str, int], _Held]:
+    def _held_now(self, stage: StageWork) -> dict[tuple[str, int], Replicas]:
         return {key: held for key, held in self._held.items() if key[0] == stage.gathers[0]}
 
     def _update_replicas(self, maker: StageWork, user: StageWork, rank: int, sums: str) -> None:
         """The row-local rest of a stage once more, for the rows that this rank has replicas of."""
         draft, shares = self._draft, self._shares(rank)
         old = self._held[maker.gathers[0], rank]
-        new = self._replicas(user, rank, given=False)
+        new = replicas_of(draft, user, rank, given=False)
         rows = shares.device_rows + shares.host_rows
         passing = ""
         if new.host:

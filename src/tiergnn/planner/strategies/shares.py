@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiergnn.planner.strategies.draft import Draft
+from tiergnn.workload import StageWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +40,32 @@ def shares_of(draft: Draft, rank: int) -> Shares:
         host_edges=int(cached) - int(on_device),
         remote_edges=part.edges - part.local_edges - int(cached),
     )
+
+
+@dataclass(slots=True)
+class Replicas:
+    """Replicas of one rank: buffers, "" where there are none."""
+
+    device: str = ""
+    host: str = ""
+    given: bool = False  # of inputs: there before the first action
+
+
+def replicas_of(draft: Draft, stage: StageWork, rank: int, *, given: bool) -> Replicas:
+    """Room for the replicas of what a stage gathers; ``given`` ones are there and filled."""
+    shares, name = shares_of(draft, rank), stage.gathers[0]
+    held = Replicas(given=given)
+    stored = sum(draft.stored_bytes(gathered) for gathered in stage.gathers)
+    for rows, tier, row_bytes in (
+        (shares.device_rows, "device", draft.sum_bytes(stage)),
+        (shares.host_rows, "host", stored),
+    ):
+        if not rows or draft.knobs.managed:
+            continue
+        label = f"{name}.cache.p{rank}" + ("@host" if tier == "host" else "")
+        if given:
+            buffer = draft.writer.given(label, rank, tier, "cache", rows * row_bytes)
+        else:
+            buffer = draft.take(label, "cache", rows * row_bytes, rank=rank, tier=tier)
+        setattr(held, tier, buffer)
+    return held

@@ -1,7 +1,8 @@
 """UVA: all rows that are gathered lie in pinned host memory and are read there, in place.
 
 The zero-copy way of DGL: a device reads a row over its link to the host for every edge, its own
-rows too, and writes what others will read back to the host. No cache.
+rows too, and writes what others will read back to the host. No cache. Row-local code reads own rows
+that are still on the device.
 
 Legend: P rows of one part, E edges.
 """
