@@ -17,10 +17,10 @@ class Lives:
         for place, stage in enumerate(workload.stages):
             for name in (*stage.writes, *stage.gathers, *stage.reads):
                 self._forward[name] = place
-            for name in self._kept(stage):
+            for name in self.kept(stage):
                 self._backward.setdefault(name, place)
 
-    def _kept(self, stage: StageWork) -> tuple[str, ...]:
+    def kept(self, stage: StageWork) -> tuple[str, ...]:
         """The rows that the backward of a stage reads."""
         rows = {kind.name for kind in self._workload.rows}
         names: tuple[str, ...] = stage.saves
@@ -29,10 +29,6 @@ class Lives:
         if stage.moments_of:
             names = (*names, stage.moments_of)
         return tuple(name for name in dict.fromkeys(names) if name in rows)
-
-    def kept(self, stage: StageWork) -> tuple[str, ...]:
-        """The rows that the backward of a stage reads, those aside that its own forward makes."""
-        return self._kept(stage)
 
     def end_forward(self, stage: StageWork) -> list[str]:
         """What nobody reads after the forward of a stage; the output is read by the loss."""

@@ -91,9 +91,6 @@ class Ranked:
                 self._drop(name, sources)
         draft.step()
 
-    def part_rows(self, name: str, rank: int) -> int:
-        return self.draft.count(name, rank)
-
     def topology(self, rank: int) -> None:
         """A rank's edges, in and out, in its device's memory."""
         draft, extent = self.draft, self.draft.extent(rank)
@@ -106,7 +103,7 @@ class Ranked:
     def inputs(self, rank: int) -> None:
         """A rank's rows of the inputs, in its device's memory."""
         for name in self.draft.workload.inputs:
-            num_bytes = self.part_rows(name, rank) * self.draft.stored_bytes(name)
+            num_bytes = self.draft.count(name, rank) * self.draft.stored_bytes(name)
             self.rows[name, rank] = self.writer.given(
                 f"{name}.p{rank}", rank, "device", "features", num_bytes
             )
@@ -173,7 +170,7 @@ class Ranked:
             extent = draft.extent(rank)
             outputs = {}
             for name in stage.writes:
-                num_bytes = self.part_rows(name, rank) * draft.row_bytes(name)
+                num_bytes = self.draft.count(name, rank) * draft.row_bytes(name)
                 outputs[name] = draft.take(f"{name}.p{rank}", "activations", num_bytes, rank=rank)
             held = stage.kept_held.at(extent) if keep else stage.forward_held.at(extent)
             kept = stage.kept.at(extent) if keep else 0
@@ -282,7 +279,7 @@ class Ranked:
         return total
 
     def _open_grad(self, name: str, rank: int) -> None:
-        num_bytes = self.part_rows(name, rank) * self.draft.row_bytes(name)
+        num_bytes = self.draft.count(name, rank) * self.draft.row_bytes(name)
         self._grads[name, rank] = self.draft.take(
             f"{name}.grad.p{rank}", "gradients", num_bytes, rank=rank
         )
@@ -292,7 +289,7 @@ class Ranked:
         for name in stage.gathers:
             if not self.draft.has_grad(name):
                 continue
-            size = self.part_rows(name, rank) * self.draft.row_bytes(name)
+            size = self.draft.count(name, rank) * self.draft.row_bytes(name)
             new = (name, rank) not in self._grads
             if new:
                 self._open_grad(name, rank)
