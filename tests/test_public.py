@@ -27,6 +27,7 @@ NAMES = [
     "ingest",
     "nn",
     "partition",
+    "plan",
     "predict",
     "resume",
     "trace",
@@ -44,7 +45,7 @@ def test_every_name_is_there_and_is_the_thing_itself():
     for name in NAMES:
         assert getattr(tiergnn, name) is not None
     # A package of the same name would hide the function once it is imported.
-    for name in ("train", "resume", "evaluate", "predict", "partition", "trace", "ingest"):
+    for name in ("train", "resume", "evaluate", "predict", "partition", "plan", "trace", "ingest"):
         assert callable(getattr(tiergnn, name)), name
         assert not ismodule(getattr(tiergnn, name)), name
     with pytest.raises(AttributeError, match="no attribute 'trian'"):

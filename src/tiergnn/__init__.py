@@ -20,7 +20,7 @@ from tiergnn.version import __version__
 
 if TYPE_CHECKING:
     from tiergnn import nn
-    from tiergnn.api import evaluate, predict, resume, train
+    from tiergnn.api import evaluate, plan, predict, resume, train
     from tiergnn.graph import generate
     from tiergnn.graph.csr import Graph
     from tiergnn.graph.ingest import ingest
@@ -38,6 +38,7 @@ _LAZY = {
     "ingest": "tiergnn.graph.ingest:ingest",
     "nn": "tiergnn.nn",
     "partition": "tiergnn.graph.partition:partition",
+    "plan": "tiergnn.api:plan",
     "predict": "tiergnn.api:predict",
     "resume": "tiergnn.api:resume",
     "trace": "tiergnn.models.trace:trace",
@@ -60,6 +61,7 @@ __all__ = [
     "ingest",
     "nn",
     "partition",
+    "plan",
     "predict",
     "resume",
     "trace",

@@ -1,12 +1,13 @@
-"""What users call: train, resume, evaluate, predict, and the Run that they give back."""
+"""What users call: plan, train, resume, evaluate, predict; the Plan and the Run that come of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tiergnn.training.options import Options
+from tiergnn.units import parse_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,7 +15,74 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tiergnn.graph.csr import Graph
+    from tiergnn.graph.shape import GraphShape
+    from tiergnn.hardware.machine import Machine
+    from tiergnn.planner.plan import Plan
     from tiergnn.training.run import Run
+    from tiergnn.workload import Workload
+
+
+def plan(
+    graph: Graph | GraphShape | str | Path | Any,
+    model: nn.Module | Workload | str | Path | Mapping[str, Any],
+    *,
+    device_memory: str | int | None = None,
+    host_memory: str | int | None = None,
+    disk: str | Path | None = None,
+    machine: Machine | str | Path | None = None,
+    ranks: int = 1,
+    strategies: Sequence[str] = (),
+    storage: Sequence[str] = (),
+    optimizer: str | Callable[..., Any] | torch.optim.Optimizer = "adam",
+    criterion: str | Callable[..., Any] | None = None,
+    split: str | int | Mapping[str, Any] | None = None,
+    features: str = "auto",
+    device: str = "auto",
+    dtype: str | None = None,
+    seed: int = 0,
+) -> Plan:
+    """How to train ``model`` on ``graph``: whether it fits, what would lie where, how long it takes.
+
+    graph and model are those of ``train``. graph may also be a GraphShape (or its JSON file, or the
+    name of a published one: "products", "papers100M"): counts and degrees of a graph that is not
+    here. model may also be a Workload or its JSON file; then torch is not needed.
+    device_memory, host_memory: the most to hold there ("8GiB"), at most what there is. disk: the
+    folder whose disk may be used; None uses none. machine: this host as measured (up to 20 s, then
+    remembered), a Machine, its JSON file, or a preset ("h200", "a100x8-pcie").
+    ranks: devices that train together. strategies: only these are tried. storage: dtypes that rows
+    may have off the device ("bfloat16"), which gives up exactness. The rest as for ``train``.
+
+    The fastest plan that fits. ``print(plan)`` shows bytes by tier and kind and predicted seconds;
+    ``plan.save(path)`` keeps it. Raises PlanError where none fits, with the least that would do;
+    ConfigError, GraphError and StoreError as train does.
+    """
+    from tiergnn.planner.choose import best
+    from tiergnn.training.planning import Budgets, question
+
+    options = Options(
+        optimizer=optimizer,
+        criterion=criterion,
+        split=split,
+        features=features,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+    )
+    budgets = Budgets(
+        device_bytes=None if device_memory is None else parse_bytes(device_memory),
+        host_bytes=None if host_memory is None else parse_bytes(host_memory),
+        disk=disk,
+    )
+    asked = question(
+        graph,
+        model,
+        options,
+        machine=machine,
+        budgets=budgets,
+        ranks=ranks,
+        storage=tuple(storage),
+    )
+    return best(asked.trials(strategies))
 
 
 def train(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tiergnn.cli import demo, generate, info, ingest, machine, parts, rates, results, runs
+from tiergnn.cli import demo, generate, info, ingest, machine, parts, plans, rates, results, runs
 from tiergnn.cli.output import register
 from tiergnn.version import __version__
 
@@ -26,6 +26,8 @@ register(
     ingest.ingest,
     info.info,
     parts.partition,
+    plans.plan,
+    plans.simulate,
     runs.train,
     runs.resume,
     results.evaluate,

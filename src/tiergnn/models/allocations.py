@@ -79,7 +79,6 @@ def one_thread() -> Iterator[None]:
 def _no_garbage() -> Iterator[None]:
     """Inside, memory is given back where the code does so, and not whenever garbage is found."""
     collecting = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield

@@ -125,7 +125,7 @@ def meter_step(ending: Ending, parameters: Iterable[nn.Parameter]) -> StepWork:
     with Works() as works:
         ending.update(optimizer, copies, closure)
         done = works.take()
-    law = Law([Extent(1, 1, 1)], [0])
+    law = Law([Extent(0, 0, 0)], [0])  # a step depends on no block
     return StepWork(terms(law, [done]), held, state_bytes)
 
 

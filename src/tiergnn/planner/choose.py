@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from tiergnn.errors import PlanError, unknown
 from tiergnn.graph.shape import GraphShape, Layout, expected_layout
 from tiergnn.hardware.machine import Machine
+from tiergnn.planner import pareto
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.search import Choice, Stage, frontier
@@ -21,7 +24,6 @@ from tiergnn.workload import Extent, StageWork, Workload
 ON_ONE = ("resident", "sliced", "grinnder", "hongtu")
 ON_SEVERAL = ("halo", "leo", "nfp", "mgg", "uva")
 _MOST_PARTS = 256
-_AGAIN = 0.95  # more parts are tried while they shrink what is needed to this share
 _RECOMPUTES = 12  # sets of stages tried, spread over the frontier
 
 
@@ -174,6 +176,17 @@ class Choosing:
                 if fits and not self.thorough:
                     break
 
+    def _may_fit(self, before: tuple[str, int] | None, short: tuple[str, int], more: int) -> bool:
+        """Whether ``more`` finer cuts could fit, if each saved as large a share as the last did.
+
+        Later ones save less, since what does not depend on the parts stays.
+        """
+        if before is None or before[0] != short[0]:
+            return more > 0
+        share = short[1] / before[1]
+        room = self.machine.tier(short[0]).available_bytes
+        return share < 1 and short[1] * share**more <= room
+
     def _places(self, name: str) -> list[Knobs]:
         kept = [Knobs()]
         ways = {"topology": ("host",), "gradients": ("buckets",), "tier": ("disk",)}
@@ -192,11 +205,11 @@ class Choosing:
             most = min(_MOST_PARTS, max(2, self.shape.num_nodes))
             cuts = [replace(base, parts=n) for n in _doubling(2, most)]
         fitting, last, before = 0, None, None
-        for knobs in cuts:
+        for i, knobs in enumerate(cuts):
             trial = self.trial(name, knobs)
             if trial.plan is None:
                 last, short = trial, _short(trial)
-                if short is None or not _shrinks(before, short):
+                if short is None or not self._may_fit(before, short, len(cuts) - 1 - i):
                     break
                 before = short
                 continue
@@ -229,10 +242,6 @@ def _doubling(first: int, last: int) -> Iterator[int]:
 
 def _short(trial: Trial) -> tuple[str, int] | None:
     return None if trial.refused is None else trial.refused.short
-
-
-def _shrinks(before: tuple[str, int] | None, short: tuple[str, int]) -> bool:
-    return before is None or before[0] != short[0] or short[1] < _AGAIN * before[1]
 
 
 def best(trials: Sequence[Trial]) -> Plan:
@@ -273,13 +282,12 @@ def _refusal(trials: Sequence[Trial]) -> PlanError:
 
 def undominated(trials: Sequence[Trial]) -> list[Trial]:
     """Those that no other beats in seconds and in bytes of every tier, fastest first."""
-    known = [(trial, _costs_of(trial)) for trial in trials if trial.plan is not None]
-    known.sort(key=lambda pair: pair[1])
-    kept: list[tuple[Trial, tuple[float, ...]]] = []
-    for trial, costs in known:
-        if not any(all(a <= b for a, b in zip(other, costs, strict=True)) for _, other in kept):
-            kept.append((trial, costs))
-    return [trial for trial, _ in kept]
+    fitting = [trial for trial in trials if trial.plan is not None]
+    if not fitting:
+        return []
+    costs = np.array([_costs_of(trial) for trial in fitting])
+    kept = sorted(pareto.undominated(costs).tolist(), key=lambda i: tuple(costs[i]))
+    return [fitting[i] for i in kept]
 
 
 def _costs_of(trial: Trial) -> tuple[float, ...]:

@@ -50,16 +50,21 @@ def run_page(record: RunRecord) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="quiet">{escape(record.status)}</p>',
         f"<h2>Metrics {'of the newest epoch' if best is None else f'of epoch {best}'}</h2>",
-        _table(header, rows),
+        table_html(header, rows),
         "<h2>Curves</h2>",
         f'<div class="charts">{"".join(charts)}</div>',
         "<h2>Cost</h2>",
-        _table(("what", "measured"), cost_rows(record)),
+        table_html(("what", "measured"), cost_rows(record)),
         "<h2>Settings</h2>",
-        _table(("option", "value"), setting_rows(record)),
+        table_html(("option", "value"), setting_rows(record)),
         f'<p class="quiet">Written by tiergnn {escape(__version__)} from '
         f"{escape(str(record.path))}.</p>",
     ]
+    return page(title, body)
+
+
+def page(title: str, body: Sequence[str]) -> str:
+    """The frame of a page around its pieces, with all styles inline."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -68,7 +73,7 @@ def run_page(record: RunRecord) -> str:
     )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table_html(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows

@@ -1,0 +1,180 @@
+"""Planning: from what a user names (a graph, a model, a machine, budgets) to plans.
+
+Nothing here imports torch before a model has to be traced: a graph folder (or the shape of a
+graph) and a workload, with a machine that is named, are planned without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tiergnn.errors import ConfigError, PlanError
+from tiergnn.graph.csr import Graph
+from tiergnn.graph.partition import partition
+from tiergnn.graph.published import SHAPES, published_shape
+from tiergnn.graph.shape import GraphShape, Layout, expected_layout, layout_of, shape_of
+from tiergnn.hardware.machine import Machine
+from tiergnn.hardware.presets import resolve
+from tiergnn.planner.choose import Choosing
+from tiergnn.planner.models import CLASSIC, classic
+from tiergnn.training.options import Options
+from tiergnn.units import format_count
+from tiergnn.workload import Workload
+
+_COUNTED_EDGES = 20_000_000  # up to here parts are counted, not estimated: a pass for each number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """Bytes that a plan may hold in each tier; None: what there is. ``disk``: a folder, or none."""
+
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    disk: str | Path | None = None
+
+
+def question(
+    graph: Graph | GraphShape | str | Path | Any,
+    model: Any,
+    options: Options,
+    *,
+    machine: Machine | str | Path | None = None,
+    budgets: Budgets | None = None,
+    ranks: int = 1,
+    storage: tuple[str, ...] = (),
+    thorough: bool = False,
+) -> Choosing:
+    """All that plans are chosen from, as ``api.plan`` takes it. Raises as that does."""
+    budgets = budgets or Budgets()
+    graph = _graph(graph)
+    notes: list[str] = []
+    workload = _workload(graph, model, options)
+    shape = _shape(graph, options, workload)
+    counted = None
+    if isinstance(graph, Graph):
+        counted = _counted(graph, shape, notes)
+    found = _machine(machine, options, budgets, ranks)
+    if found.num_devices * found.num_hosts < ranks:
+        raise PlanError(
+            f"{ranks} ranks need as many devices, {found.name} has "
+            f"{found.num_devices * found.num_hosts}",
+            hint="machine= one that has them: a100x8-pcie, or a file of `tiergnn machine --out`",
+        )
+    return Choosing(
+        workload=workload,
+        shape=shape,
+        machine=found,
+        ranks=ranks,
+        storage=storage,
+        layout_of=counted,
+        notes=tuple(notes),
+        thorough=thorough,
+    )
+
+
+def _graph(graph: Any) -> Graph | GraphShape:
+    """A graph or the shape of one: itself, a folder, a shape's JSON file, a published name."""
+    if isinstance(graph, Graph | GraphShape):
+        return graph
+    if not isinstance(graph, str | Path):
+        return Graph.from_pyg(graph)
+    path = Path(graph)
+    if path.is_file() and path.suffix == ".json":
+        return GraphShape.load(path)
+    if not path.exists() and str(graph) in SHAPES:
+        return published_shape(str(graph))
+    return Graph.open(path)
+
+
+def _workload(graph: Graph | GraphShape, model: Any, options: Options) -> Workload:
+    if isinstance(model, Workload):
+        return model
+    if isinstance(model, str | Path) and Path(model).suffix == ".json":
+        return Workload.load(model)
+    if isinstance(graph, Graph):
+        from tiergnn.training.assemble import build, model_spec
+        from tiergnn.training.metering import workload_of
+
+        spec = model_spec(model, graph, options.features)
+        made = model if spec is None else build(spec, options.seed)
+        return workload_of(graph, made, options)
+    named = {"name": model} if isinstance(model, str) else model
+    if not isinstance(named, Mapping) or named.get("name") not in CLASSIC:
+        raise ConfigError(
+            f"for the shape of a graph the model is a workload or one of {', '.join(CLASSIC)}, "
+            f"had {model!r}",
+            hint="tiergnn plan GRAPH --model ... --save-workload w.json on a small graph of the "
+            "same widths, then --model w.json",
+        )
+    known = {"hidden_channels": "hidden", "num_layers": "layers", "heads": "heads"}
+    given = {known[key]: value for key, value in named.items() if key in known}
+    strangers = [key for key in named if key not in ("name", *known)]
+    if strangers:
+        raise ConfigError(
+            f"a workload counted by hand does not know {strangers[0]}", hint=", ".join(known)
+        )
+    widths: dict[str, Any] = {"hidden": 64, "layers": 2} | given
+    return classic(
+        named["name"],
+        graph.num_features,
+        graph.num_classes,
+        dtype=options.dtype or "float32",
+        **widths,
+    )
+
+
+def _shape(graph: Graph | GraphShape, options: Options, workload: Workload) -> GraphShape:
+    if isinstance(graph, GraphShape):
+        return graph
+    split: Any = "train"
+    if graph.y is not None:
+        from tiergnn.training.splits import choose_splits
+
+        split = choose_splits(graph, options.split, options.seed)["train"]
+    shape = shape_of(graph, split)
+    if "x" not in workload.inputs:
+        return shape
+    features = workload.row_kind("x")
+    if features.width == shape.num_features:
+        return shape
+    # Made features: as wide and as stored as the model reads them.
+    return replace(shape, num_features=features.width, feature_dtype=features.dtype)
+
+
+def _counted(graph: Graph, shape: GraphShape, notes: list[str]) -> Any:
+    """The graph in so many parts of consecutive nodes: counted, or expected where that is long."""
+    if graph.num_edges > _COUNTED_EDGES:
+        notes.append(
+            f"parts are estimated from degrees: counting {format_count(graph.num_edges)} edges "
+            "for every number of parts would take longer than planning"
+        )
+        return cache(lambda num_parts: expected_layout(shape, num_parts))
+
+    def count(num_parts: int) -> Layout:
+        if num_parts == 1:
+            return expected_layout(shape, 1)
+        return layout_of(partition(graph, num_parts, "block"), graph)
+
+    return cache(count)
+
+
+def _machine(
+    machine: Machine | str | Path | None, options: Options, budgets: Budgets, ranks: int
+) -> Machine:
+    if machine is None:
+        from tiergnn.hardware.measure import measure
+        from tiergnn.training.assemble import pick_device
+
+        kind = pick_device(options.device).type
+        found = measure(budgets.disk or ".", device=kind)
+        if budgets.disk is None:
+            found = replace(found, disk=None)
+        if kind == "cpu" and ranks > found.num_devices:
+            found = replace(found, num_devices=ranks)
+    else:
+        found = machine if isinstance(machine, Machine) else resolve(machine)
+    return found.with_budgets(device_bytes=budgets.device_bytes, host_bytes=budgets.host_bytes)

@@ -1,0 +1,160 @@
+"""plan and simulate: answers before anything is trained, on machines that are not here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+import tiergnn as tg
+from tiergnn.graph.generate import sbm
+from tiergnn.graph.shape import shape_of
+from tiergnn.planner.plan import Plan
+from tiergnn.schedule.check import check
+from tiergnn.schedule.schedule import Schedule
+from tiergnn.schedule.timeline import Timeline
+
+SAGE = ("--model", "sage", "--hidden", 64, "--layers", 3)
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("graphs") / "sbm"
+    sbm(2_000, 4, degree=12, num_features=32, seed=1).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workload(graph, tmp_path_factory):
+    """What a traced model takes, written once."""
+    from typer.testing import CliRunner
+
+    from tiergnn.cli.main import app
+
+    path = tmp_path_factory.mktemp("workloads") / "sage.json"
+    arguments = ["plan", graph, *SAGE, "--machine", "h200", "--strategy", "resident"]
+    arguments += ["--save-workload", path]
+    assert CliRunner().invoke(app, [str(a) for a in arguments]).exit_code == 0
+    return path
+
+
+def test_what_fits_is_resident_and_said_in_bytes_and_seconds(cli, graph, workload):
+    done = cli("plan", graph, "--model", workload, "--machine", "h200")
+    assert done.code == 0, done.err
+    assert done.out.startswith("resident")
+    for words in ("predicted", "topology", "saved", "optimizer", "busiest lane"):
+        assert words in done.out
+
+
+def test_a_budget_is_held_and_the_plan_is_proven(cli, graph, workload, tmp_path):
+    full = cli("plan", graph, "--model", workload, "--machine", "h200", "--json").json
+    budget = full["peak_bytes"]["device"] // 2
+    found = cli(
+        "plan", graph, "--model", workload, "--machine", "h200", "--device-memory", budget,
+        "--out", tmp_path / "plan.json", "--schedule", tmp_path / "schedule.txt", "--json",
+    ).json  # fmt: skip
+    assert found["peak_bytes"]["device"] <= budget
+    assert found["strategy"] != "resident"
+    assert any("refused" in trial for trial in found["trials"])
+    plan = Plan.load(tmp_path / "plan.json")
+    schedule = Schedule.parse((tmp_path / "schedule.txt").read_text())
+    assert schedule == plan.schedule
+    check(schedule, plan.machine)
+
+
+def test_an_impossible_budget_is_refused_with_what_would_do(cli, graph, workload):
+    done = cli("plan", graph, "--model", workload, "--machine", "h200",
+               "--device-memory", "1KiB", "--host-memory", "1KiB")  # fmt: skip
+    assert done.code == 2
+    for words in ("no plan fits", "needs", "has 1.0 KiB", "largest", "device_memory of"):
+        assert words in done.err
+
+
+def test_the_frontier_is_printed_and_drawn(cli, graph, workload, tmp_path):
+    done = cli("plan", graph, "--model", workload, "--machine", "h200", "--frontier",
+               "--html", tmp_path / "plan.html")  # fmt: skip
+    assert done.code == 0, done.err
+    assert "that no other beats" in done.out
+    page = (tmp_path / "plan.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "<script" not in page
+    assert "Plans that no other beats" in page
+    ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+
+
+def test_a_plan_is_simulated_here_and_elsewhere(cli, graph, workload, tmp_path):
+    plan = tmp_path / "plan.json"
+    cli("plan", graph, "--model", workload, "--machine", "h200", "--out", plan)
+    here = cli("simulate", plan, "--json").json
+    out = tmp_path / "timeline.json"
+    there = cli("simulate", plan, "--machine", "t4x8", "--out", out, "--json").json
+    assert there["machine"] == "t4x8"
+    assert there["predicted_s"] > here["predicted_s"]
+    assert Timeline.load(out).seconds == pytest.approx(there["predicted_s"])
+    told = cli("simulate", plan).out
+    assert "compute" in told
+    assert "the step is as long as it is because of compute" in told
+
+
+def test_shapes_stand_for_graphs_that_are_not_here(cli, graph, tmp_path):
+    arguments = ("--model", "gcn", "--hidden", 16, "--machine", "h200", "--json")
+    published = cli("plan", "products", *arguments).json
+    assert published["strategy"] == "resident"
+    shape_of(tg.Graph.open(graph)).save(tmp_path / "shape.json")
+    own = cli("plan", tmp_path / "shape.json", *arguments).json
+    assert own["peak_bytes"]["device"] < published["peak_bytes"]["device"]
+    wrong = cli("plan", "products", "--model", "appnp", "--machine", "h200")
+    assert wrong.code == 2
+    assert "--save-workload" in wrong.err
+    nowhere = cli("plan", "nowhere", "--model", "gcn", "--machine", "h200")
+    assert nowhere.code == 3
+
+
+def test_ranks_need_devices(cli, graph, workload):
+    few = cli("plan", graph, "--model", workload, "--machine", "h200", "--ranks", 4)
+    assert few.code == 2
+    assert "4 ranks need as many devices" in few.err
+    found = cli("plan", graph, "--model", workload, "--machine", "a100x8-pcie", "--ranks", 4,
+                "--json").json  # fmt: skip
+    assert found["strategy"] in ("halo", "leo", "nfp", "mgg", "uva")
+
+
+def test_strangers_are_named(cli, graph, workload):
+    machine = cli("plan", graph, "--model", workload, "--machine", "h2000")
+    assert machine.code in (2, 3)
+    assert "h200" in machine.err
+    strategy = cli("plan", graph, "--model", workload, "--machine", "h200", "--strategy", "grinder")
+    assert strategy.code == 2
+    assert "grinnder" in strategy.err
+
+
+def test_planning_a_folder_and_a_workload_needs_no_torch(graph, workload, tmp_path):
+    """As where torch is not installed: importing it fails."""
+    script = f"""
+        import sys
+        class Refuse:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in ("torch", "torch_geometric"):
+                    raise ImportError("there is no " + name)
+        sys.meta_path.insert(0, Refuse())
+        sys.argv = ["tiergnn", "plan", {str(graph)!r}, "--model", {str(workload)!r},
+                    "--machine", "h200", "--json"]
+        from tiergnn.cli.main import main
+        main()
+    """
+    script = "\n".join(line[8:] for line in script.splitlines())
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["strategy"] == "resident"
+
+
+def test_the_python_form_is_the_same_plan(graph, workload, cli):
+    found = cli("plan", graph, "--model", workload, "--machine", "h200", "--json").json
+    plan = tg.plan(graph, workload, machine="h200")
+    assert plan.seconds == found["predicted_s"]
+    assert plan.peak_bytes == found["peak_bytes"]
