@@ -240,12 +240,13 @@ class DiskRows(RowStore):
                 encode(values, stored, self.name)
             place_rows(slab, fill.starts(self._records), _bits(stored))
         memory = slab.data
-        for record, at, size in self._checked(fill):
-            self._crc[record] = crc32(memory[at : at + size])
-            self._written[record] = True
+        sums = [(record, crc32(memory[at : at + size])) for record, at, size in self._checked(fill)]
         for start, end, at in self._ranges(fill):
             self._file.write(memory[at : at + end - start], start)
             self.io.add(write_calls=1, write_bytes=end - start)
+        for record, crc in sums:
+            self._crc[record] = crc
+            self._written[record] = True
 
     def _load(self, fill: Fill, slab: np.ndarray, *, locked: bool = False) -> None:
         """A fill's sectors into its slab, checked."""
