@@ -33,13 +33,13 @@ def measured(graph, model, options, steps=2):
     what lay there before: the graph's own arrays and the parameters."""
     before = sum(p.numel() * p.element_size() for p in model.parameters())
     before += graph.rowptr.nbytes + graph.col.nbytes
-    for table in (graph.x, graph.edge_attr):
-        before += 0 if table is None else table.data.nbytes
-    before += 0 if graph.edge_weight is None else graph.edge_weight.nbytes
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the profiler sees what other threads take, not what they give back
     try:
-        trainer_of(graph, model, options)._step(1)  # what torch and Numba make once a process
+        trainer = trainer_of(graph, model, options)
+        trainer._step(1)  # what torch and Numba make once a process
+        before += _inputs_bytes(graph, trainer.resident.programs[True].needs)
+        del trainer
         model.zero_grad()
         gc.collect()
         held: dict[str, int] = {}
@@ -58,6 +58,16 @@ def measured(graph, model, options, steps=2):
         return held["step"], held["evaluation"]
     finally:
         torch.set_num_threads(threads)
+
+
+def _inputs_bytes(graph, needs):
+    """Of the arrays that the program reads, as they are stored."""
+    arrays = {
+        "x": None if graph.x is None else graph.x.data,
+        "edge_weight": graph.edge_weight,
+        "edge_attr": None if graph.edge_attr is None else graph.edge_attr.data,
+    }
+    return sum(arrays[name].nbytes for name in needs if arrays[name] is not None)
 
 
 def trainer_of(graph, model, options):
