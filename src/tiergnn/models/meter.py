@@ -11,8 +11,8 @@ Legend: P rows of a block, S its sources, E its edges, D columns.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,6 @@ from tiergnn.workload import (
 
 _KEY = (1, 2)
 _PAGE = 4096  # for single numbers that stay between steps: losses, scores, counts
-Order = Callable[[], AbstractContextManager[Any]]
 
 
 def meter(
@@ -61,21 +60,20 @@ def meter(
     learned: bool = False,
     loops: bool = True,
     ending: Ending | None = None,
-    order: Order = nullcontext,
 ) -> Workload:
     """The workload of ``model`` on the device and in the dtype of ``inputs`` (as for ``trace``).
 
     ``learned``: the features x are parameters. ``loops``: the graph has edges from rows to
     themselves (at most one a row, for what is counted to bound it). ``ending`` is what follows the
-    stages. ``order`` is entered around forward passes, as the executor does. A copy of the model
-    is run; the model stays as it is. Raises ConfigError for a model that cannot be cut or copied.
+    stages. A copy of the model is run; the model stays as it is.
+    Raises ConfigError for a model that cannot be cut or copied.
     """
     x = inputs["x"]
     model = _copy(model).to(x.device, x.dtype if x.is_floating_point() else None)
     with one_thread(), _mode(model, training):
         program = trace(model, inputs, training=training)
-        bench = _Bench(program, inputs, learned, order)
-        passes = [_Passes(bench, sample) for sample in sample_blocks(bench.device, loops=loops)]
+        bench = _Bench(program, inputs, learned)
+        passes = [_Passes(bench, sample) for sample in sample_blocks(inputs, loops=loops)]
         law = Law([p.sample.extent for p in passes], [p.sample.loops for p in passes])
         fits = {stage.index: _Fits(law, bench, stage, passes) for stage in program.stages}
         parameters = list(model.parameters())
@@ -133,8 +131,8 @@ def _copy(model: nn.Module) -> nn.Module:
 class _Bench:
     """A program and rows to run its stages on, of any number; values do not matter."""
 
-    def __init__(self, program: Program, inputs: Mapping[str, Tensor], learned: bool, order: Order):
-        self.program, self.order = program, order
+    def __init__(self, program: Program, inputs: Mapping[str, Tensor], learned: bool):
+        self.program = program
         self.device = inputs["x"].device
         self.edges = [name for name in program.needs if name != "x"]
         self._inputs = inputs
@@ -152,12 +150,9 @@ class _Bench:
     def _follow(self, stage: Stage) -> None:
         if stage.statistic is not None and stage.statistic.of in self.graded:
             self.graded.add(stage.statistic.name)
-        sample = next(iter(sample_blocks(self.device, loops=True)))
+        sample = next(iter(sample_blocks(self._inputs, loops=True)))
         rows = self.rows(stage, sample)
-        with self.order():
-            written, kept = run_forward(
-                stage, sample.block, _KEY, rows.gathered, rows.own, keep=True
-            )
+        written, kept = run_forward(stage, sample.block, _KEY, rows.gathered, rows.own, keep=True)
         assert kept is not None
         self.graded |= set(kept.ends)
         self.parameter_bytes[stage.index] = _bytes(_parameters(kept))
@@ -287,13 +282,12 @@ class _Passes:
         self, stage: Stage, rows: _Rows, *, keep: bool
     ) -> tuple[dict[str, Tensor], Kept | None, Tensor | None]:
         moments = None
-        with self.bench.order():
-            if stage.statistic is not None:
-                with torch.no_grad():
-                    moments = stage.combine([stage.partial(self.sample.block, rows.own)])
-            written, kept = run_forward(
-                stage, self.sample.block, _KEY, rows.gathered, rows.own, keep=keep
-            )
+        if stage.statistic is not None:
+            with torch.no_grad():
+                moments = stage.combine([stage.partial(self.sample.block, rows.own)])
+        written, kept = run_forward(
+            stage, self.sample.block, _KEY, rows.gathered, rows.own, keep=keep
+        )
         return written, kept, moments
 
     def _backward(

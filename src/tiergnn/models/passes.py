@@ -8,8 +8,8 @@ one graph of the whole model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,14 +45,12 @@ def run_forward(
     own: Mapping[str, Tensor] | None = None,
     *,
     keep: bool,
-    order: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[dict[str, Tensor], Kept | None]:
     """What ``stage.run`` gives, and what its backward needs; nothing of it with keep=False.
 
     Rows and moments that require gradients get one, and what is written requires one where
     autograd says so. ``own`` None: as ``gathered``. Where both hold a row by one name, of other
-    rows, its gradients are ``NAME`` of those gathered and ``own:NAME``. ``order`` is entered around
-    the stage's code.
+    rows, its gradients are ``NAME`` of those gathered and ``own:NAME``.
     """
     kept = Kept()
     if own is None:
@@ -64,7 +62,7 @@ def run_forward(
         rows = {name: gathered[name] for name in stage.gathers}
         gathered = starts(rows | {name: own[n] for n, name in begun.items()}, kept.found)
         own = {n: gathered[name] for n, name in begun.items()}
-    with torch.enable_grad(), order(), nullcontext() if keep else _nothing_saved():
+    with torch.enable_grad(), nullcontext() if keep else _nothing_saved():
         written = stage.run(block, key, gathered, own)
     rows = {name: cut(name, row, kept if keep else None) for name, row in written.items()}
     return rows, kept if keep else None

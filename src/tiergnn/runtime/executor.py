@@ -9,7 +9,6 @@ Legend: V nodes, E edges, D features, C outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from tiergnn.kernels.dropout import step_key
 from tiergnn.models.trace import Program, trace
 from tiergnn.planner.strategies import resident
 from tiergnn.runtime.memory import PeakMeter, check_room, out_of_memory
-from tiergnn.runtime.order import FixedOrder
 from tiergnn.runtime.outline import counts_of, outline
 from tiergnn.runtime.rows import Rows
 from tiergnn.runtime.walk import Walk
@@ -103,8 +101,7 @@ class Resident:
         with out_of_memory(self.device, "training" if training else "evaluating"):
             self.model.train(training)
             key = step_key(self.seed, step)
-            with FixedOrder() if self.device.type == "cpu" else nullcontext():
-                return self.programs[training].run(self._inputs(), self.block, key)
+            return self.programs[training].run(self._inputs(), self.block, key)
 
     def train_step(
         self, loss_of_out: Callable[[Tensor], Tensor], step: int, *, measure: bool = False

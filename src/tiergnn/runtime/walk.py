@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ from tiergnn.models.moments import moments_grad
 from tiergnn.models.passes import Kept, cut, run_backward, run_forward, starts
 from tiergnn.models.stages import Stage
 from tiergnn.models.trace import Program
-from tiergnn.runtime.order import FixedOrder
 from tiergnn.schedule.actions import Action, Op
 from tiergnn.schedule.schedule import HERE, Schedule
 from tiergnn.schedule.timeline import Span, Timeline
@@ -77,7 +75,6 @@ class Walk:
         self._run_of = _runs(schedule) if self._training else {}
         self._outside = self._read_outside()
         on_cpu = block.device.type == "cpu"
-        self._order = FixedOrder if on_cpu else nullcontext
         self._clock = time.perf_counter if on_cpu else _event
         self._held: dict[str, Any] = {}
         self._attached: dict[str, Tensor] = {}  # rows with their history in the run now at work
@@ -199,8 +196,7 @@ class Walk:
             self._held[name] = self._load(name)
 
     def _infer(self, action: Action) -> None:
-        with self._order():
-            self._held |= self._stages[action.stage].run(self._block, None, self._held)
+        self._held |= self._stages[action.stage].run(self._block, None, self._held)
 
     def _forward(self, action: Action) -> None:
         """FORWARD; whether it keeps anything is whether it writes what is saved."""
@@ -210,7 +206,7 @@ class Walk:
             self._held |= self._alone(stage, keep=False)[0]
             return
         rows = self._begun(stage, (*stage.gathers, *stage.reads, *stage.edges, *stage.statistics))
-        with torch.enable_grad(), self._order():
+        with torch.enable_grad():
             written = stage.run(self._block, self._key, rows)
         self._write(stage, written)
 
@@ -219,7 +215,7 @@ class Walk:
         self._held[f"saved.s{action.stage}"] = kept
 
     def _alone(self, stage: Stage, *, keep: bool) -> tuple[dict[str, Tensor], Kept | None]:
-        return run_forward(stage, self._block, self._key, self._held, keep=keep, order=self._order)
+        return run_forward(stage, self._block, self._key, self._held, keep=keep)
 
     def _begun(self, stage: Stage, names: Iterable[str]) -> dict[str, Tensor]:
         """Rows with their history in the stage's run, or as its starts."""
@@ -246,14 +242,14 @@ class Walk:
         name, of = stage.statistic.name, stage.statistic.of
         if stage.index in self._run_of:
             rows = self._begun(stage, [of])
-            with torch.enable_grad(), self._order():
+            with torch.enable_grad():
                 values = stage.combine([stage.partial(self._block, rows)])
             self._attached[name] = values
             if name in self._outside:
                 self._held[name] = cut(name, values, self._graphs[self._run_of[stage.index]])
             return
         self._attached.clear()
-        with torch.no_grad(), self._order():
+        with torch.no_grad():
             values = stage.combine([stage.partial(self._block, self._held)])
         self._held[name] = values.requires_grad_(self._held[of].requires_grad)
 

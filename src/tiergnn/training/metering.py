@@ -6,7 +6,6 @@ Legend: V nodes, N labelled ones, C classes, T targets.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from torch.optim import Optimizer
 from tiergnn.graph.csr import Graph
 from tiergnn.models.ending import Ending
 from tiergnn.models.meter import meter
-from tiergnn.runtime.order import FixedOrder
 from tiergnn.training.assemble import _dtype, pick_device
 from tiergnn.training.features import choose_features
 from tiergnn.training.loop import LR, WEIGHT_DECAY, clip_norm
@@ -56,7 +54,6 @@ def workload_of(
         learned=features.kind == "embedding",
         loops=has_loops(graph),
         ending=ending,
-        order=FixedOrder if device.type == "cpu" else nullcontext,
     )
 
 
@@ -151,10 +148,9 @@ def _updates(
 
         if not needs_closure(optimizer):
             clipped()
-        with FixedOrder():
-            if needs_closure(optimizer):
-                optimizer.step(clipped)  # pyright: ignore[reportArgumentType]
-            else:
-                optimizer.step()
+        if needs_closure(optimizer):
+            optimizer.step(clipped)  # pyright: ignore[reportArgumentType]
+        else:
+            optimizer.step()
 
     return update
