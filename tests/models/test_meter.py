@@ -77,7 +77,8 @@ def test_peak_of_a_resident_run(name, layers, size):
 def _net(name):
     if name.startswith("zoo "):
         kind = name.removeprefix("zoo ")
-        return zoo.build(kind, nets.WIDTH, nets.CLASSES, hidden_channels=8)
+        options = {} if kind == "sgc" else {"hidden_channels": 8}
+        return zoo.build(kind, nets.WIDTH, nets.CLASSES, **options)
     return nets.NETS[name]()
 
 

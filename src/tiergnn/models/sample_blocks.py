@@ -5,10 +5,11 @@ Legend: P rows, S sources, E edges, L loops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from tiergnn.kernels.block import Block
 from tiergnn.workload import Extent
@@ -34,8 +35,12 @@ _COUNTS = (
 )
 
 
-def sample_blocks(device: torch.device, *, loops: bool) -> Iterator[SampleBlock]:
-    """Random blocks, some edges of which are loops (at most one a row) where ``loops`` says so."""
+def sample_blocks(inputs: Mapping[str, Tensor], *, loops: bool) -> Iterator[SampleBlock]:
+    """Random blocks, some edges of which are loops (at most one a row) where ``loops`` says so.
+
+    They carry weights and features of edges where ``inputs`` do, as the block of a graph does.
+    """
+    device = inputs["x"].device
     for rows, sources, edges, some in _COUNTS:
         num_loops = some if loops else 0
         generator = torch.Generator().manual_seed(rows)
@@ -50,5 +55,10 @@ def sample_blocks(device: torch.device, *, loops: bool) -> Iterator[SampleBlock]
             rowptr=torch.cat([degree.new_zeros(1), degree.cumsum(0)]),
             col=src[order].to(torch.int32),
             num_src=sources,
+            **{
+                name: torch.ones(edges, *inputs[name].shape[1:], dtype=inputs[name].dtype)
+                for name in ("edge_weight", "edge_attr")
+                if name in inputs
+            },
         ).to(device)
         yield SampleBlock(block, Extent(rows, sources, edges), num_loops)
