@@ -24,7 +24,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)  # what a file system without direct I/O answers
 _PASSING = (errno.EIO, errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR)  # worth another try
 _RETRIES = 3
-_PAUSE_S = 0.01  # before the first retry; each next one waits four times as long
+_PAUSE_S = 0.005  # before the first retry; each next one waits four times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class SectorFile:
     def close(self, *, remove: bool) -> None:
         os.close(self._handle)
         if remove:
-            with suppress(FileNotFoundError), store_errors("remove", self.path):
+            with store_errors("remove", self.path), suppress(FileNotFoundError):
                 os.unlink(self.path)
 
     def _try(

@@ -94,8 +94,8 @@ class Pinning:
         done: list[int] = []
         for offset in range(0, num_bytes, step):
             code = self._register(address + offset, min(step, num_bytes - offset))
-            if code == _ALREADY and not done and step >= num_bytes:
-                return (0,), 0  # somebody else's, who also gives it back
+            if code == _ALREADY and not done and self._is_registered(address + num_bytes - 1):
+                return (0,), 0  # whole, and somebody else's, who also gives it back
             if code != 0:
                 if self._unregister is not None:
                     for start in done:
@@ -104,6 +104,13 @@ class Pinning:
                 return (), 0
             done.append(offset)
         return tuple(done), len(done)
+
+    def _is_registered(self, address: int) -> bool:
+        assert self._register is not None
+        code = self._register(address, 1)
+        if code == 0 and self._unregister is not None:
+            self._unregister(address)
+        return code == _ALREADY
 
     def _warn(self, num_bytes: int, code: int) -> None:
         if self._warned:
