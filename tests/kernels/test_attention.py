@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.kernels.blocks import ragged
 from tests.odd import ODD_GRAPHS, edge_lists
 from tiergnn.errors import ConfigError
 from tiergnn.graph.generate import rmat, star
@@ -209,6 +210,42 @@ def test_softmax_of_far_logits(name, dtype):
     for grad in torch.autograd.grad(out[..., 0].sum(), [h, src, dst]):
         assert grad.isfinite().all()
         assert grad is not None
+
+
+def infinite_logits(name: str, dtype: torch.dtype, device: str = "cpu"):
+    """out and gradients where logits are -inf: of none, one, the first 40, or all edges of a row.
+
+    Rows of one tile, of several, and of several parts; head 1 of them has a finite logit or none.
+    """
+    degrees = [0, 1, 3, 3, 50, 600, 600, 4]
+    block = ragged(degrees, sum(degrees))
+    block = Block(rowptr=block.rowptr, col=torch.arange(sum(degrees)), num_src=sum(degrees))
+    src = torch.zeros(block.num_src, 2, dtype=torch.float64)
+    src[1:4] = src[57:1257] = -torch.inf  # all of rows 2, 5 and 6
+    src[4] = src[7:47] = -torch.inf  # one of row 3, 40 of row 4
+    src[657 + 300, 1] = 1  # but for one edge of row 6
+    tensors = [
+        torch.linspace(-1, 1, 6 * block.num_src, dtype=torch.float64).view(-1, 2, 3), src,
+        torch.zeros(block.num_dst, 2, dtype=torch.float64),
+    ]  # fmt: skip
+    tensors = [t.to(device, dtype).requires_grad_() for t in tensors]
+    with backend.use(name):
+        out = gat_attention(block.to(device), *tensors, self_loop=False)
+        grads = torch.autograd.grad(out.sum(), tensors)
+    return [t.detach().double().cpu() for t in (out, *grads)]
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_logits_of_minus_infinity(name, dtype):
+    """Case A14: a row whose logits are all -inf is NaN, as torch's softmax is; others are not."""
+    want = infinite_logits("reference", torch.float64)
+    nan = want[0].isnan().all(-1)
+    assert nan.tolist() == [[False] * 2, [False] * 2, [True] * 2, [False] * 2, [False] * 2,
+                            [True] * 2, [True, False], [False] * 2]  # fmt: skip
+    unit = max(2 * torch.finfo(dtype).eps, 1e-5)
+    for got, one in zip(infinite_logits(name, dtype), want, strict=True):
+        torch.testing.assert_close(got, one, rtol=unit, atol=2 * unit, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

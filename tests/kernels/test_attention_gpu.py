@@ -15,6 +15,7 @@ from tests.kernels.test_attention import (
     SHAPES,
     assert_near,
     gat_inputs,
+    infinite_logits,
     largest_tensor,
     run,
 )
@@ -162,6 +163,15 @@ def test_nothing_grows_with_edges_times_heads(kind):
     torch.cuda.synchronize()
     largest = largest_tensor("gpu", kind, block, heads, width)
     assert block.num_dst * heads * width <= largest < block.num_edges * heads / 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_logits_of_minus_infinity(dtype):
+    """Case A14: as the reference, NaN where every logit of a row is -inf."""
+    want = infinite_logits("reference", torch.float64)
+    unit = max(torch.finfo(dtype).eps, 1e-5)
+    for got, one in zip(infinite_logits("gpu", dtype, DEVICE), want, strict=True):
+        torch.testing.assert_close(got, one, rtol=unit, atol=unit, equal_nan=True)
 
 
 @pytest.mark.parametrize(

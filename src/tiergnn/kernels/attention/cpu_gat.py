@@ -96,10 +96,10 @@ def _edge_score(x, edge, row, k):
 
 
 @njit(cache=True, nogil=True)
-def _finish(row, x, state, outputs):
+def _finish(row, has_edges, x, state, outputs):
     heads, width, room = x.heads, x.width, simd.padded(x.width)
     for k in range(heads):
-        inverse = inverse_total(state, heads, k)
+        inverse = inverse_total(state, heads, k, has_edges)
         at, flat, steep = (row * heads + k) * width, k * room, (heads + k) * room
         for f in range(width):
             value = (state.acc[flat + f] + state.acc[steep + f]) * inverse
@@ -151,9 +151,9 @@ def forward(first, last, rows, x, options, outputs, parts, ints, floats, doubles
                     reset(state, heads, width)
                     chunk = 0
             if not in_parts:
-                _finish(row, x, state, outputs)
+                _finish(row, seen > 0, x, state, outputs)
             elif begins and ends:
-                _finish(row, x, whole, outputs)
+                _finish(row, seen > 0, x, whole, outputs)
             elif seen:
                 size = state_size(heads, width)
                 parts.row[2 * task + begins] = row
@@ -171,13 +171,13 @@ def forward_join(num_tasks, x, outputs, parts, doubles):
         if row >= 0:
             if row != before:
                 if before >= 0:
-                    _finish(before, x, whole, outputs)
+                    _finish(before, True, x, whole, outputs)
                 reset(whole, heads, width)
                 before = row
             part = state_at(parts.state, slot * state_size(heads, width), heads)
             merge(part, heads, width, whole)
     if before >= 0:
-        _finish(before, x, whole, outputs)
+        _finish(before, True, x, whole, outputs)
 
 
 @njit(cache=True, nogil=True)

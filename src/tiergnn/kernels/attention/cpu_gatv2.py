@@ -108,10 +108,10 @@ def _logits(n, row, x, own, other, slope, tile, pre, stride, logit):
 
 
 @njit(cache=True, nogil=True)
-def _finish(row, x, state, outputs):
+def _finish(row, has_edges, x, state, outputs):
     heads, width, room = x.heads, x.width, simd.padded(x.width)
     for k in range(heads):
-        inverse = inverse_total(state, heads, k)
+        inverse = inverse_total(state, heads, k, has_edges)
         outputs.best[row * heads + k] = number(outputs.out, state.best[k])
         outputs.inverse[row * heads + k] = number(outputs.out, inverse)
         for f in range(width):
@@ -158,9 +158,9 @@ def forward(first, last, rows, x, options, outputs, parts, ints, floats, doubles
                     reset(state, heads, width)
                     chunk = 0
             if not in_parts:
-                _finish(row, x, state, outputs)
+                _finish(row, seen > 0, x, state, outputs)
             elif begins and ends:
-                _finish(row, x, whole, outputs)
+                _finish(row, seen > 0, x, whole, outputs)
             elif seen:
                 kept = state_size(heads, width)
                 parts.row[2 * task + begins] = row
@@ -178,13 +178,13 @@ def forward_join(num_tasks, x, outputs, parts, doubles):
         if row >= 0:
             if row != before:
                 if before >= 0:
-                    _finish(before, x, whole, outputs)
+                    _finish(before, True, x, whole, outputs)
                 reset(whole, heads, width)
                 before = row
             part = state_at(parts.state, slot * state_size(heads, width), heads)
             merge(part, heads, width, whole)
     if before >= 0:
-        _finish(before, x, whole, outputs)
+        _finish(before, True, x, whole, outputs)
 
 
 @njit(cache=True, nogil=True)

@@ -52,6 +52,12 @@ def reset(state, heads, width):
 
 
 @njit(cache=True, nogil=True)
+def _finite(best):
+    """The maximum, or 0 where no logit above -inf was seen: exp(-inf - 0) is 0."""
+    return best if best != -np.inf else np.float32(0)
+
+
+@njit(cache=True, nogil=True)
 def absorb(n, heads, width, tile, logit_nK, side_nK, x, state):
     """Add a tile's edges and their rows of x to the state; logit_nK is overwritten."""
     room = simd.padded(width)
@@ -67,9 +73,10 @@ def absorb(n, heads, width, tile, logit_nK, side_nK, x, state):
                 state.total[i] *= shrink
                 for c in range(i * room, (i + 1) * room):
                     state.acc[c] *= shrink
-    for t in range(n):
-        for k in range(heads):
-            logit_nK[t * heads + k] -= state.best[k]
+    for k in range(heads):
+        lowered = _finite(state.best[k])
+        for t in range(n):
+            logit_nK[t * heads + k] -= lowered
     for i in range(n * heads):
         logit_nK[i] = simd.exp(logit_nK[i])
     for t in range(n):
@@ -89,7 +96,8 @@ def merge(part, heads, width, state):
     for k in range(heads):
         new_best = np.float64(part.best[k])
         highest = max(state.best[k], new_best)
-        old, new = simd.exp(state.best[k] - highest), simd.exp(new_best - highest)
+        lowered = _finite(highest)
+        old, new = simd.exp(state.best[k] - lowered), simd.exp(new_best - lowered)
         state.best[k] = highest
         for i in range(k, 2 * heads, heads):
             state.total[i] = state.total[i] * old + part.total[i] * new
@@ -98,6 +106,11 @@ def merge(part, heads, width, state):
 
 
 @njit(cache=True, nogil=True)
-def inverse_total(state, heads, k):
-    """1 over the sum of head k's exponentials; PyG's 1e-16 keeps a row without edges finite."""
+def inverse_total(state, heads, k, has_edges):
+    """1 over the sum of head k's exponentials; PyG's 1e-16 keeps a row without edges finite.
+
+    NaN where every logit is -inf: so is torch's softmax.
+    """
+    if has_edges and state.best[k] == -np.inf:
+        return number(state.total, np.nan)
     return 1 / (state.total[k] + state.total[heads + k] + number(state.total, 1e-16))

@@ -168,6 +168,7 @@ def forward_kernel(
         in_head,
         within,
         first_columns,
+        (num_edges > 0) | SELF_LOOP,
         num_parts,
         out,
         out_best,

@@ -91,6 +91,7 @@ def store_softmax(
     in_head,
     within,
     first_columns,
+    has_edges,
     num_parts,
     out,
     out_best,
@@ -107,9 +108,11 @@ def store_softmax(
     """Write finished rows [P, ...] where ``whole`` [R], unfinished parts [Q, ...] where ``split``.
 
     total [R, H], acc [R, H, W]. part_total [2, Q, K] and part_acc [2, Q, K*F] hold the sums over
-    all edges, then those over steep ones.
+    all edges, then those over steep ones. A row that ``has_edges`` [R], all with logits of -inf, is
+    NaN: so is torch's softmax.
     """
     inverse = 1.0 / (total + 1e-16)
+    inverse = tl.where((best == float("-inf")) & has_edges[:, None], float("nan"), inverse)
     scored = in_head & first_columns
     store_sums(whole, target, acc * inverse[:, :, None], out, column, within, K * F)
     if out_best is not None:
@@ -210,6 +213,7 @@ def merge_kernel(
         in_head,
         within,
         first_columns,
+        num_edges > 0,
         num_parts,
         out,
         out_best,
