@@ -41,7 +41,7 @@ def plan(
     dtype: str | None = None,
     seed: int = 0,
 ) -> Plan:
-    """How to train ``model`` on ``graph``: whether it fits, what would lie where, how long it takes.
+    """How to train ``model`` on ``graph``: whether it fits, what lies where, how long it takes.
 
     graph and model are those of ``train``. graph may also be a GraphShape (or its JSON file, or the
     name of a published one: "products", "papers100M"): counts and degrees of a graph that is not
@@ -88,6 +88,7 @@ def plan(
 def train(
     graph: Graph | str | Path | Any,
     model: nn.Module | str | Mapping[str, Any],
+    plan: Plan | str | Path | None = None,
     *,
     epochs: int = 200,
     out: str | Path | None = None,
@@ -121,6 +122,8 @@ def train(
     the name of a ready model ("gcn"), or a mapping of its name and options
     (``{"name": "gcn", "hidden_channels": 16}``); the latter two start from ``seed``.
 
+    plan: what ``plan`` made for this graph and model, or the file that it was saved in; by default
+    everything is held on the device, and every stage keeps what its backward reads.
     out: the run folder (log, checkpoints, result); None keeps nothing on disk.
     optimizer: a name, ``callable(params) -> Optimizer``, or an Optimizer. lr (0.01) and
     weight_decay (0; not of learned rows) go with names only. scheduler: a name or
@@ -171,7 +174,14 @@ def train(
         checkpoint_every=checkpoint_every,
         tensorboard=tensorboard,
     )
-    return start(graph, model, options, out=out, progress=progress, overwrite=overwrite)
+    made = _plan(plan)
+    return start(graph, model, options, plan=made, out=out, progress=progress, overwrite=overwrite)
+
+
+def _plan(plan: Plan | str | Path | None) -> Plan | None:
+    from tiergnn.planner.plan import Plan
+
+    return Plan.load(plan) if isinstance(plan, str | Path) else plan
 
 
 def resume(

@@ -158,3 +158,45 @@ def test_the_python_form_is_the_same_plan(graph, workload, cli):
     plan = tg.plan(graph, workload, machine="h200")
     assert plan.seconds == found["predicted_s"]
     assert plan.peak_bytes == found["peak_bytes"]
+
+
+def test_a_run_by_a_plan_shows_predicted_beside_measured(cli, graph, tmp_path):
+    options = ("--hidden", 16, "--dropout", 0.5)
+    plan = tmp_path / "plan.json"
+    made = cli("plan", graph, "--model", "gcn", *options, "--machine", "cpu2", "--strategy",
+               "resident", "--out", plan)  # fmt: skip
+    assert made.code == 0, made.err
+    run = tmp_path / "run"
+    done = cli("train", graph, "--model", "gcn", *options, "--epochs", 3, "--plan", plan,
+               "--out", run, "--quiet")  # fmt: skip
+    assert done.code == 0, done.err
+    assert "predicted:" in done.out
+    plain = cli("train", graph, "--model", "gcn", *options, "--epochs", 3, "--out",
+                tmp_path / "plain", "--quiet", "--json").json  # fmt: skip
+    planned = json.loads((run / "result.json").read_text())
+    assert planned["losses"] == plain["losses"]
+    assert planned["predicted"]["strategy"] == "resident"
+    assert cli("resume", run, "--epochs", 5, "--quiet", "--json").json["predicted"] is not None
+    cli("report", run, "--html", tmp_path / "run.html")
+    page = (tmp_path / "run.html").read_text()
+    assert "compute, predicted" in page
+    assert "compute, measured" in page
+
+
+def test_a_plan_of_something_else_is_refused(cli, graph, tmp_path):
+    plan = tmp_path / "plan.json"
+    cli("plan", graph, "--model", "gcn", "--hidden", 16, "--machine", "cpu2", "--strategy",
+        "resident", "--out", plan)  # fmt: skip
+    other = cli("train", graph, "--model", "gat", "--epochs", 1, "--plan", plan, "--out",
+                tmp_path / "run", "--quiet")  # fmt: skip
+    assert other.code == 2
+    assert "of another model" in other.err
+    wide = cli("train", graph, "--model", "gcn", "--hidden", 17, "--epochs", 1, "--plan", plan,
+               "--out", tmp_path / "run", "--quiet")  # fmt: skip
+    assert wide.code == 2
+    assert not (tmp_path / "run").exists()
+    sbm(300, 3, degree=5, num_features=32, seed=1).save(tmp_path / "small")
+    small = cli("train", tmp_path / "small", "--model", "gcn", "--hidden", 16, "--plan", plan,
+                "--out", tmp_path / "run2", "--quiet")  # fmt: skip
+    assert small.code == 2
+    assert "2,000 nodes" in small.err

@@ -10,6 +10,7 @@ import typer
 
 from tiergnn.cli import options as opt
 from tiergnn.cli.output import JSON, Output
+from tiergnn.cli.results import write_page
 from tiergnn.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def plan(
     if html is not None:
         from tiergnn.report.plans import plan_page
 
-        _write(html, plan_page(found, points))
+        write_page(html, plan_page(found, points))
     shown = points if frontier else trials
     value = _as_dict(found) | {
         "trials": [_trial(trial) for trial in trials],
@@ -172,7 +173,7 @@ def simulate(
     if html is not None:
         from tiergnn.report.plans import plan_page
 
-        _write(html, plan_page(found, []))
+        write_page(html, plan_page(found, []))
     path = critical_path(timeline, found.schedule)
     moved = timeline.moved_bytes()
     busy = timeline.busy_s()

@@ -17,6 +17,7 @@ from tiergnn.errors import ConfigError
 from tiergnn.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from tiergnn.planner.plan import Plan
     from tiergnn.training.run import Run
 
 
@@ -26,6 +27,10 @@ def train(
         str, typer.Option("--model", "-m", help="gcn, sage, gin, gat, gatv2, sgc or appnp.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder to write.")],
+    plan_file: Annotated[
+        Path | None,
+        typer.Option("--plan", help="A plan for this graph and model, of `tiergnn plan --out`."),
+    ] = None,
     hidden: opt.Hidden = None,
     layers: opt.Layers = None,
     dropout: opt.Dropout = None,
@@ -120,9 +125,13 @@ def train(
         dtype=dtype,
         checkpoint_every=checkpoint_every,
     )
+    plan: Plan | Path | None = plan_file
+    if plan is None and not quiet:
+        plan = _forecast(graph, {"name": model, **architecture}, choices, Output(json=json))
     run = api.train(
         graph,
         {"name": model, **architecture},
+        plan,
         out=out,
         tensorboard=tensorboard,
         overwrite=overwrite,
@@ -165,14 +174,32 @@ def show_run(run: Run, output: Output) -> None:
     best, done = run.best_epoch, len(run.history)
     peak = ", ".join(f"{tier} {format_bytes(n)}" for tier, n in run.peak_bytes.items())
     seconds = "" if run.seconds_per_epoch is None else format_seconds(run.seconds_per_epoch)
-    told = [
-        f"{done} epochs of {seconds} each; peak bytes: {peak}",
+    told = [f"{done} epochs of {seconds} each; peak bytes: {peak}"]
+    if run.plan is not None:
+        planned = ", ".join(f"{tier} {format_bytes(n)}" for tier, n in run.plan.peak_bytes.items())
+        told.append(f"predicted: {format_seconds(run.plan.seconds)} each; at most {planned}")
+    told += [
         f"metrics of epoch {best}, whose weights were kept:",
         metric_table(run.metrics),
         f"run folder: {run.path}",
         f"  next: tiergnn predict {run.path} --out preds.npy, or tiergnn report {run.path}",
     ]
     output.result(run.as_dict(), "\n".join(told))
+
+
+def _forecast(
+    graph: Path, model: dict[str, Any], choices: dict[str, Any], output: Output
+) -> Plan | None:
+    """A resident plan where this machine's rates are remembered; None, and a word, where not."""
+    from tiergnn.training.planning import forecast
+
+    found = forecast(graph, model, choices)
+    if isinstance(found, str):
+        output.say(f"no forecast: {found}")
+        return None
+    told = ", ".join(f"{tier} {format_bytes(n)}" for tier, n in found.peak_bytes.items())
+    output.say(f"forecast: {format_seconds(found.seconds)} an epoch; at most {told}")
+    return found
 
 
 def _given(**options: Any) -> dict[str, Any]:

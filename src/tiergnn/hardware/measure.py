@@ -71,6 +71,13 @@ def measure(
     return _together(folder, kind, effort, refresh)
 
 
+def known(folder: str | Path = ".", device: str | None = None) -> Machine | None:
+    """This host as it was measured before, with the capacities of now; None where it never was."""
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    machine = recall(fingerprint(folder, kind, CUDA if kind == "cuda" else CPU))
+    return None if machine is None else _with_capacities(machine, folder)
+
+
 def _alone(folder: str | Path, kind: str, effort: Effort, refresh: bool) -> Machine:
     marks = fingerprint(folder, kind, effort)
     machine = None if refresh else recall(marks)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from tiergnn.report.chart import line_chart
+from tiergnn.report.lanes import memory_chart, timeline_chart
 from tiergnn.report.record import RunRecord
 from tiergnn.report.text import cost_rows, curves_of, metric_rows, setting_rows
 from tiergnn.version import __version__
@@ -54,13 +55,33 @@ def run_page(record: RunRecord) -> str:
         "<h2>Curves</h2>",
         f'<div class="charts">{"".join(charts)}</div>',
         "<h2>Cost</h2>",
-        table_html(("what", "measured"), cost_rows(record)),
+        table_html(("what", "how much"), cost_rows(record)),
+        *_lanes(record),
         "<h2>Settings</h2>",
         table_html(("option", "value"), setting_rows(record)),
         f'<p class="quiet">Written by tiergnn {escape(__version__)} from '
         f"{escape(str(record.path))}.</p>",
     ]
     return page(title, body)
+
+
+def _lanes(record: RunRecord) -> list[str]:
+    """What ran when in one training step, and what a plan says of it and of memory."""
+    plan = record.plan
+    timelines = [] if plan is None else [plan.timeline]
+    timelines += [] if record.timeline is None else [record.timeline]
+    body = []
+    if timelines:
+        body += [
+            "<h2>One training step</h2>",
+            f"<div>{timeline_chart('what ran when', timelines)}</div>",
+        ]
+    if plan is not None:
+        body += [
+            "<h2>Memory, as planned</h2>",
+            f"<div>{memory_chart('bytes at the fullest moment of each tier', plan.held)}</div>",
+        ]
+    return body
 
 
 def page(title: str, body: Sequence[str]) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tiergnn.errors import StoreError
+from tiergnn.planner.plan import Plan
+from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.files import read_json
 from tiergnn.training.folder import RunFolder
 
@@ -25,6 +27,8 @@ class RunRecord:
     versions: Mapping[str, str]
     history: tuple[Mapping[str, Any], ...]
     result: Mapping[str, Any] | None  # None until the run has finished
+    plan: Plan | None = None  # what it was made by, when there was one
+    timeline: Timeline | None = None  # of the last epoch that was measured
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -39,6 +43,8 @@ class RunRecord:
             versions=record["versions"],
             history=_history(folder.log),
             result=read_json(result) if result.exists() else None,
+            plan=Plan.load(folder.plan) if folder.plan.exists() else None,
+            timeline=Timeline.load(folder.timeline) if folder.timeline.exists() else None,
         )
 
     @property

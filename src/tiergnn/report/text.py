@@ -41,7 +41,7 @@ def metric_rows(metrics: Metrics) -> tuple[list[str], list[list[str]]]:
 
 
 def cost_rows(record: RunRecord) -> list[tuple[str, str]]:
-    """Seconds and bytes, measured."""
+    """Seconds and bytes: measured, and what a plan predicted of them."""
     rows = []
     if record.seconds_per_epoch is not None:
         rows.append(("training an epoch", format_seconds(record.seconds_per_epoch)))
@@ -49,6 +49,10 @@ def cost_rows(record: RunRecord) -> list[tuple[str, str]]:
         if evaluated:
             rows.append(("evaluating", format_seconds(sorted(evaluated)[len(evaluated) // 2])))
     rows += [(f"peak, {tier}", format_bytes(n)) for tier, n in record.peak_bytes.items()]
+    if record.plan is not None:
+        rows.append(("predicted, an epoch", format_seconds(record.plan.seconds)))
+        planned = record.plan.peak_bytes.items()
+        rows += [(f"predicted peak, {tier}", format_bytes(n)) for tier, n in planned]
     return rows
 
 

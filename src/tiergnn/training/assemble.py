@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiergnn.errors import ConfigError, unknown
+from tiergnn.errors import ConfigError, PlanError, unknown
 from tiergnn.graph.arrays import crc32_of_array
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.folder import read_manifest
 from tiergnn.models import zoo
+from tiergnn.planner.plan import Plan
 from tiergnn.runtime.executor import Resident, indexed
 from tiergnn.runtime.memory import check_room, out_of_memory
 from tiergnn.training.features import choose_features, feature_table
@@ -99,11 +100,15 @@ def build(spec: Mapping[str, Any], seed: int) -> nn.Module:
         return zoo.build(spec["name"], spec["in_channels"], spec["out_channels"], **spec["options"])
 
 
-def resident(graph: Graph, model: nn.Module, options: Options) -> Resident:
+def resident(
+    graph: Graph, model: nn.Module, options: Options, plan: Plan | None = None
+) -> Resident:
     """The model over the graph with its features, on the device of ``options``.
 
-    Raises ConfigError and PlanError.
+    ``plan`` is one for this graph and model. Raises ConfigError and PlanError.
     """
+    if plan is not None:
+        _check_plan(plan, graph)
     _check_edge_dim(model, graph)
     features = choose_features(graph, options.features)
     embedding = None
@@ -126,11 +131,44 @@ def resident(graph: Graph, model: nn.Module, options: Options) -> Resident:
             embedding=embedding,
             normalize_rows=options.normalize_features == "row",
             budget_bytes=options.device_memory_bytes,
+            schedule=None if plan is None else plan.schedule,
         )
+    if plan is not None:
+        _check_stages(plan, made)
     for name in ("edge_weight", "edge_attr"):
         if getattr(graph, name) is not None and name not in made.programs[False].needs:
             _log.warning("the model does not read the graph's %s", name)
     return made
+
+
+def _check_plan(plan: Plan, graph: Graph) -> None:
+    """Raise for a plan of another graph, or one that cannot be carried out."""
+    if plan.strategy != "resident":
+        raise PlanError(
+            f"training carries out resident plans, this one is {plan.strategy}",
+            hint="strategies=['resident'], or more device memory",
+        )
+    counts = (plan.shape.num_nodes, plan.shape.num_edges)
+    if counts != (graph.num_nodes, graph.num_edges):
+        raise PlanError(
+            f"the plan is for {counts[0]:,} nodes and {counts[1]:,} edges, the graph has "
+            f"{graph.num_nodes:,} and {graph.num_edges:,}",
+            hint="tiergnn.plan(graph, model)",
+        )
+
+
+def _check_stages(plan: Plan, made: Resident) -> None:
+    """Raise for a plan whose model was cut into other stages, or rows of other widths."""
+    program = made.programs[True]
+    cut = [(stage.gathers, stage.reads, stage.writes) for stage in program.stages]
+    planned = [(stage.gathers, stage.reads, stage.writes) for stage in plan.workload.stages]
+    widths = {name: rows.width for name, rows in program.rows.items()}
+    if cut != planned or widths != {rows.name: rows.width for rows in plan.workload.rows}:
+        raise PlanError(
+            f"the plan is of another model: {plan.workload.name} of {len(planned)} stages, "
+            f"{plan.workload.row_kind(plan.workload.output).width} columns out",
+            hint="a plan of this very model: tiergnn.plan(graph, model)",
+        )
 
 
 def _check_edge_dim(model: nn.Module, graph: Graph) -> None:

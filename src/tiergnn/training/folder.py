@@ -5,6 +5,7 @@ log.jsonl        one line an epoch
 checkpoints/     see training.checkpoint
 splits.npz       ids of the splits, when the caller gave them
 result.json      losses, metrics, times and bytes of a finished run
+plan.json        the plan that it was made by, when there was one
 timeline.json    when each action of its last measured epoch ran
 tensorboard/     when asked for
 """
@@ -34,6 +35,7 @@ _OURS = (
     "run.json",
     "log.jsonl",
     "result.json",
+    "plan.json",
     "timeline.json",
     "splits.npz",
     "checkpoints",
@@ -58,6 +60,10 @@ class RunFolder:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
 
     @property
     def timeline(self) -> Path:

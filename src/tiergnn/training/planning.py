@@ -21,6 +21,8 @@ from tiergnn.hardware.machine import Machine
 from tiergnn.hardware.presets import resolve
 from tiergnn.planner.choose import Choosing
 from tiergnn.planner.models import CLASSIC, classic
+from tiergnn.planner.plan import Plan
+from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.training.options import Options
 from tiergnn.units import format_count
 from tiergnn.workload import Workload
@@ -74,6 +76,26 @@ def question(
         notes=tuple(notes),
         thorough=thorough,
     )
+
+
+def forecast(graph: Any, model: Any, choices: Mapping[str, Any]) -> Plan | str:
+    """The plan of training with everything on the device, or why there is none, in words.
+
+    Nothing is measured for it: the rates of this machine must be known.
+    """
+    from tiergnn.hardware.measure import known
+    from tiergnn.training.assemble import pick_device
+
+    options = Options(**choices)
+    machine = known(device=pick_device(options.device).type)
+    if machine is None:
+        return "this machine has not been measured; `tiergnn machine` does so, once, in 20 s"
+    budgets = Budgets(device_bytes=options.device_memory_bytes)
+    asked = question(graph, model, options, machine=machine, budgets=budgets)
+    trial = asked.trial("resident", Knobs())
+    if trial.plan is None:
+        return "" if trial.refused is None else trial.refused.problem.splitlines()[0]
+    return trial.plan
 
 
 def _graph(graph: Any) -> Graph | GraphShape:

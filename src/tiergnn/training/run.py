@@ -19,6 +19,7 @@ from torch import nn
 
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.graph.csr import Graph
+from tiergnn.planner.plan import Plan
 from tiergnn.runtime.executor import Resident
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.assemble import as_graph, build, fingerprint, model_spec, resident
@@ -44,8 +45,8 @@ class Run:
     epoch: epoch, loss (before the step), lr, seconds (of the step) and, where it was evaluated,
     split -> metric -> value and eval_seconds. best_epoch, finished: "epochs", "patience", or None
     for a run that was not trained to its end. peak_bytes: tier -> the most memory taken.
-    schedule, timeline: what one training step did, and when each action of it ran in the last epoch
-    that was measured (None before any).
+    plan: what it was made by, or None. schedule, timeline: what one training step did, and when
+    each action of it ran in the last epoch that was measured (None before any).
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Run:
         self.finished = progress.finished
         self.peak_bytes = held.peak_bytes
         self.schedule, self.timeline = held.schedule, held.timeline
+        self.plan: Plan | None = None
 
     def __repr__(self) -> str:
         best = self.metrics.get("test") or self.metrics.get("val") or {}
@@ -99,6 +101,13 @@ class Run:
             "finished": self.finished,
             "seconds_per_epoch": self.seconds_per_epoch,
             "peak_bytes": self.peak_bytes,
+            "predicted": None
+            if self.plan is None
+            else {
+                "strategy": self.plan.strategy,
+                "seconds_per_epoch": self.plan.seconds,
+                "peak_bytes": self.plan.peak_bytes,
+            },
             "run": None if self.path is None else str(self.path),
         }
 
@@ -150,6 +159,7 @@ def start(
     model: Any,
     options: Options,
     *,
+    plan: Plan | None,
     out: str | Path | None,
     progress: bool | Callable[[Record], None],
     overwrite: bool,
@@ -163,7 +173,7 @@ def start(
     splits = choose_splits(graph, options.split, options.seed)
     spec = model_spec(model, graph, options.features)
     module = model if spec is None else build(spec, options.seed)
-    trainer = _trainer(graph, splits, module, options)
+    trainer = _trainer(graph, splits, module, options, plan)
     if out is not None:
         record = {
             "graph": {
@@ -181,10 +191,12 @@ def start(
         }
         given = splits if isinstance(options.split, Mapping) else None
         folder = RunFolder.create(out, record, given, overwrite=overwrite)
+        if plan is not None:
+            plan.save(folder.plan)
         trainer.keep_in(folder)
         with folder.held():
-            return _finish(trainer, graph, options, progress)
-    return _finish(trainer, graph, options, progress)
+            return _finish(trainer, graph, options, progress, plan)
+    return _finish(trainer, graph, options, progress, plan)
 
 
 def restart(
@@ -211,7 +223,9 @@ def restart(
         options = replace(options, epochs=epochs)
     graph = _recorded_graph(record, graph, must_match=True)
     splits = choose_splits(graph, options.split, options.seed)
-    trainer = _trainer(graph, splits, _recorded_model(record, model, options), options)
+    plan = Plan.load(folder.plan) if folder.plan.exists() else None
+    module = _recorded_model(record, model, options)
+    trainer = _trainer(graph, splits, module, options, plan)
     _compare_text(record, trainer.resident.model)
     trainer.keep_in(folder)
     with folder.held():
@@ -228,7 +242,7 @@ def restart(
             if trainer.progress.finished == "patience":
                 way = "its patience was at an end"
             _log.warning("nothing to do: the run is finished, after %d epochs; %s", done, way)
-        return _finish(trainer, graph, options, progress)
+        return _finish(trainer, graph, options, progress, plan)
 
 
 def reopen(
@@ -265,13 +279,18 @@ def reopen(
     load_weights(held, weights, str(folder.checkpoints))
     run = Run(held, graph, options, Progress(**state["progress"]), folder.path, record["task"])
     run.timeline = Timeline.load(folder.timeline) if folder.timeline.exists() else None
+    run.plan = Plan.load(folder.plan) if folder.plan.exists() else None
     return run
 
 
 def _trainer(
-    graph: Graph, splits: Mapping[str, np.ndarray], model: nn.Module, options: Options
+    graph: Graph,
+    splits: Mapping[str, np.ndarray],
+    model: nn.Module,
+    options: Options,
+    plan: Plan | None,
 ) -> Trainer:
-    held = resident(graph, model, options)
+    held = resident(graph, model, options, plan)
     scoring = _scoring(graph, splits, held.device, options)
     scoring.check_output(held.infer(), graph.num_nodes)
     return Trainer(held, scoring, options)
@@ -296,11 +315,13 @@ def _finish(
     graph: Graph,
     options: Options,
     progress: bool | Callable[[Record], None],
+    plan: Plan | None,
 ) -> Run:
     trainer.fit(progress)
     folder = trainer.folder
     path = None if folder is None else folder.path
     run = Run(trainer.resident, graph, options, trainer.progress, path, trainer.scoring.task)
+    run.plan = plan
     if folder is not None:
         if run.timeline is not None:
             run.timeline.save(folder.timeline)
