@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tiergnn.errors import PlanError
+from tiergnn.schedule.contents import Content
 
 
 class Lane(StrEnum):
@@ -104,7 +105,8 @@ class Buffer:
     ``lasting`` ones are still there after the last. All others a schedule reserves and releases,
     once each. A ``workspace`` is scratch of the actions that write it: none reads it.
     ``own`` marks gradients that are whole on their rank alone (no other rank holds the parameters,
-    or all compute the same), so that no REDUCE sums them.
+    or all compute the same), so that no REDUCE sums them. ``holds`` says of what the content is,
+    where an executor has to know.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Buffer:
     given: bool = False
     lasting: bool = False
     own: bool = False
+    holds: Content | None = None
 
     def __post_init__(self) -> None:
         if not _word(self.name) or not _word(self.tier):
@@ -128,15 +131,19 @@ class Buffer:
 
     def __str__(self) -> str:
         marks = "".join(f" {mark}" for mark in _MARKS if getattr(self, mark))
+        holds = "" if self.holds is None else f" holds {self.holds}"
         return (
             f"buffer {self.name} rank {self.rank} tier {self.tier} kind {self.kind} "
-            f"bytes {self.num_bytes}{marks}"
+            f"bytes {self.num_bytes}{marks}{holds}"
         )
 
     @classmethod
     def parse(cls, text: str) -> Buffer:
         """Raises PlanError for a line that is no buffer."""
         words = text.split()
+        holds = None
+        if len(words) > 11 and words[-2] == "holds":
+            words, holds = words[:-2], Content.parse(words[-1])
         marks = words[10:]
         if (
             len(words) < 10
@@ -145,7 +152,9 @@ class Buffer:
         ):
             raise PlanError(
                 f"not a buffer: {text!r}",
-                hint="buffer NAME rank R tier T kind K bytes N, then any of " + ", ".join(_MARKS),
+                hint="buffer NAME rank R tier T kind K bytes N, then any of "
+                + ", ".join(_MARKS)
+                + ", then holds WHAT",
             )
         try:
             rank, num_bytes = int(words[3]), int(words[9])
@@ -160,6 +169,7 @@ class Buffer:
             given="given" in marks,
             lasting="lasting" in marks,
             own="own" in marks,
+            holds=holds,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tiergnn.errors import PlanError
 from tiergnn.schedule.actions import TOGETHER, Action, Buffer, Lane, Op, Work, tag_of
+from tiergnn.schedule.contents import Content
 
 HEAD = "tiergnn schedule 1"
 HERE = "<-- here"
@@ -121,6 +122,7 @@ class Writer:
         *,
         lasting: bool = False,
         own: bool = False,
+        holds: Content | None = None,
     ) -> str:
         """Declare a buffer that the schedule reserves, and releases unless it is lasting.
 
@@ -135,6 +137,7 @@ class Writer:
                 num_bytes=num_bytes,
                 lasting=lasting,
                 own=own,
+                holds=holds,
             )
         )
 
@@ -148,6 +151,7 @@ class Writer:
         *,
         lasting: bool = True,
         own: bool = False,
+        holds: Content | None = None,
     ) -> str:
         """Declare a buffer that is there, filled, before the first action."""
         return self._declare(
@@ -160,6 +164,7 @@ class Writer:
                 given=True,
                 lasting=lasting,
                 own=own,
+                holds=holds,
             )
         )
 

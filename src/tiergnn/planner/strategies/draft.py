@@ -16,6 +16,7 @@ from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule, Writer
 from tiergnn.workload import DTYPE_BYTES, Extent, StageWork, Term, Workload
 
@@ -138,6 +139,20 @@ class Draft:
         weight = 4 if self.shape.weighted else 0
         return 8 * (extent.sources + 1) + (self.shape.id_bytes + position + weight) * extent.edges
 
+    @property
+    def edge_ids(self) -> bool:
+        """Whether a block has to know which edges of the graph its own are: for rows of edges, and
+        for random numbers of edges, which a graph operation on columns alone does not draw."""
+        return any(rows.of == "edges" for rows in self.workload.rows) or any(
+            stage.kind == "graph" and (self.attends(stage) or not stage.columnwise)
+            for stage in self.workload.stages
+        )
+
+    def block_bytes(self, extent: Extent) -> int:
+        """A part's in-edges, and which rows and edges of the graph its own are."""
+        ids = 8 * extent.sources + (8 * extent.edges if self.edge_ids else 0)
+        return self.csr_bytes(extent) + ids
+
     def sum_bytes(self, stage: StageWork) -> int:
         """A row of what an aggregation leaves: as wide as the rows that it gathers."""
         return sum(self.row_bytes(name) for name in stage.gathers)
@@ -249,13 +264,21 @@ class Draft:
         """The name of what each rank has; one rank alone needs no number."""
         return name if self.num_ranks == 1 else f"{name}.r{rank}"
 
-    def room(self, name: str, rank: int, tier: str, kind: str, num_bytes: int) -> str:
+    def room(
+        self,
+        name: str,
+        rank: int,
+        tier: str,
+        kind: str,
+        num_bytes: int,
+        holds: Content | None = None,
+    ) -> str:
         """A buffer; a name that was taken before gets a number, since each is reserved once."""
         times = self._taken.get(name, 0)
         self._taken[name] = times + 1
         unique = f"{name}~{times}" if times else name
         self.sizes[unique] = num_bytes
-        return self.writer.buffer(unique, rank, tier, kind, num_bytes)
+        return self.writer.buffer(unique, rank, tier, kind, num_bytes, holds=holds)
 
     def take(
         self,
@@ -266,19 +289,20 @@ class Draft:
         rank: int = 0,
         tier: str = "device",
         lane: Lane = Lane.COMPUTE,
+        holds: Content | None = None,
     ) -> str:
         """A buffer that is reserved at once."""
-        room = self.room(name, rank, tier, kind, num_bytes)
+        room = self.room(name, rank, tier, kind, num_bytes, holds)
         self.writer.reserve(rank, room, lane=lane)
         return room
 
-    def parameters(self, rank: int) -> None:
+    def parameters(self, rank: int, *, optimizer: bool = True) -> None:
         """Parameters and the optimizer's state: there before and after."""
-        for name, kind, num_bytes in (
-            ("parameters", "parameters", self.workload.parameter_bytes),
-            ("optimizer", "optimizer", self.workload.optimizer_bytes),
-        ):
-            self.writer.given(self.own(name, rank), rank, "device", kind, num_bytes)
+        there = {"parameters": self.workload.parameter_bytes}
+        if optimizer:
+            there["optimizer"] = self.workload.optimizer_bytes
+        for name, num_bytes in there.items():
+            self.writer.given(self.own(name, rank), rank, "device", name, num_bytes)
 
     # Loss, gradients and step
 
@@ -299,7 +323,10 @@ class Draft:
         name = self.workload.output
         labelled = self.layout.parts[part].labelled
         num_bytes = self.count(name, part) * self.row_bytes(name)
-        grad = self.take(f"{name}.grad.p{part}", "gradients", num_bytes, rank=rank)
+        grad = self.take(
+            f"{name}.grad.p{part}", "gradients", num_bytes, rank=rank,
+            holds=Content(What.GRAD, name, part),
+        )  # fmt: skip
         if not labelled:
             self.writer.add(
                 rank,

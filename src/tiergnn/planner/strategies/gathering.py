@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.home import Home
 from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.contents import Content, What
+from tiergnn.workload import Extent
 
 
 class Gathering:
@@ -28,34 +30,40 @@ class Gathering:
         """A part's edges, in and out, are there before the first action."""
         draft, tier = self._draft, self._draft.knobs.topology
         extent = draft.extent(part)
-        for name, num_bytes in (
-            ("topology", draft.csr_bytes(extent)),
-            ("topology.out", draft.transposed_bytes(extent)),
-        ):
+        for name, (num_bytes, what) in self._topology(extent, backward=True).items():
             suffix = "" if tier == "device" else "@host"
-            draft.writer.given(f"{name}.p{part}{suffix}", 0, tier, "topology", num_bytes)
+            draft.writer.given(
+                f"{name}.p{part}{suffix}", 0, tier, "topology", num_bytes,
+                holds=Content(what, "", part),
+            )  # fmt: skip
+
+    def _topology(self, extent: Extent, *, backward: bool) -> dict[str, tuple[int, What]]:
+        """Buffers of a part's edges: bytes, and in which direction."""
+        found = {"topology": (self._draft.block_bytes(extent), What.TOPOLOGY)}
+        if backward:
+            found["topology.out"] = (self._draft.transposed_bytes(extent), What.OUT_EDGES)
+        return found
 
     def bring_topology(self, part: int, *, backward: bool) -> tuple[list[str], list[str]]:
         """A part's edges on the device, and which of those buffers were brought for this once."""
         draft, extent = self._draft, self._draft.extent(part)
-        sizes = {"topology": draft.csr_bytes(extent)}
-        if backward:
-            sizes["topology.out"] = draft.transposed_bytes(extent)
+        sizes = self._topology(extent, backward=backward)
         there = [f"{name}.p{part}" for name in sizes]
         if draft.knobs.topology == "device":
             return there, []
         brought = []
-        for name, num_bytes in zip(there, sizes.values(), strict=True):
-            buffer = draft.take(name, "topology", num_bytes, lane=Lane.H2D)
+        for name, (num_bytes, what) in zip(there, sizes.values(), strict=True):
+            holds = Content(what, "", part)
+            buffer = draft.take(name, "topology", num_bytes, lane=Lane.H2D, holds=holds)
             work = Work(kind="move", amount=num_bytes, place=draft.link("h2d"))
             self.copy(Lane.H2D, part, [f"{name}@host"], buffer, work)
             brought.append(buffer)
         return brought, brought
 
-    def bring(self, entry: str, name: str, part: int, kind: str, rows: int) -> str:
+    def bring(self, entry: str, kind: str, rows: int, holds: Content) -> str:
         """Rows in one piece from Home to a device buffer."""
-        draft = self._draft
-        buffer = draft.take(entry, kind, rows * draft.row_bytes(name), lane=Lane.H2D)
+        draft, name, part = self._draft, holds.of, holds.part
+        buffer = draft.take(entry, kind, rows * draft.row_bytes(name), lane=Lane.H2D, holds=holds)
         work = Work(kind="move", amount=rows * draft.stored_bytes(name), place=draft.link("h2d"))
         self.copy(Lane.H2D, part, [self._home.read(entry)], buffer, work)
         return buffer
@@ -65,7 +73,7 @@ class Gathering:
         draft, shape = self._draft, self._draft.layout.parts[part]
         buffer = draft.take(
             f"{name}.p{part}.in", "activations", shape.sources * draft.row_bytes(name),
-            lane=Lane.H2D,
+            lane=Lane.H2D, holds=Content(What.SOURCES, name, part),
         )  # fmt: skip
         own = Work(
             kind="move", amount=shape.rows * draft.stored_bytes(name), place=draft.link("h2d")

@@ -34,12 +34,34 @@ def write(
 
     Raises PlanError where a tier is too small, with what would do.
     """
+    return _write(workload, shape, layout, machine, knobs, training=True)
 
+
+def evaluation(
+    workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
+) -> Schedule:
+    """One pass of a workload that was traced for evaluation; raises as ``write``."""
+    return _write(workload, shape, layout, machine, knobs, training=False)
+
+
+def _write(
+    workload: Workload,
+    shape: GraphShape,
+    layout: Layout,
+    machine: Machine,
+    knobs: Knobs,
+    *,
+    training: bool,
+) -> Schedule:
     def written(capacity_bytes: float, trace: Iterable[str] = ()) -> tuple[Schedule, list[str]]:
         draft = Draft("grinnder", workload, shape, layout, machine, knobs, uses=USES)
         disk = knobs.tier == "disk"
         home = Home(draft, disk=disk, capacity_bytes=capacity_bytes, trace=trace)
-        Staged(draft, home, snapshot=False, piecewise=disk, serpentine=True).write()
+        staged = Staged(draft, home, piecewise=disk, serpentine=True)
+        if training:
+            staged.write()
+        else:
+            staged.write_evaluation()
         return draft.finish(), home.reads
 
     roomy, trace = written(math.inf)

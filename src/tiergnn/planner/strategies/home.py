@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.contents import Content
 
 PASSING = 3  # entries on their way through host memory: one read, one copied, one written
 
@@ -23,6 +24,7 @@ PASSING = 3  # entries on their way through host memory: one read, one copied, o
 class _Entry:
     num_bytes: int
     kind: str
+    holds: Content
     host: str = ""  # its buffers; "": not there
     disk: str = ""
     stale: bool = False  # whether the disk lacks what host memory has
@@ -49,11 +51,11 @@ class Home:
             self._times[name].append(time)
         self.reads: list[str] = []
 
-    def given(self, name: str, kind: str, num_bytes: int) -> None:
+    def given(self, name: str, kind: str, num_bytes: int, holds: Content) -> None:
         """An entry that is there before and after: on the disk, or else in host memory."""
-        entry = _Entry(num_bytes, kind, given=True)
+        entry = _Entry(num_bytes, kind, holds, given=True)
         tier = "disk" if self._disk else "host"
-        buffer = self._writer.given(f"{name}@{tier}", 0, tier, kind, num_bytes)
+        buffer = self._writer.given(f"{name}@{tier}", 0, tier, kind, num_bytes, holds=holds)
         if self._disk:
             entry.disk = buffer
         else:
@@ -82,10 +84,18 @@ class Home:
         return host
 
     def store(
-        self, name: str, kind: str, num_bytes: int, source: str, *, stage: int, part: int
+        self,
+        name: str,
+        kind: str,
+        num_bytes: int,
+        source: str,
+        *,
+        stage: int,
+        part: int,
+        holds: Content,
     ) -> None:
         """A new entry, from a device buffer."""
-        entry = self._create(name, kind, num_bytes, Lane.D2H)
+        entry = self._create(name, kind, num_bytes, Lane.D2H, holds)
         self._writer.add(
             0,
             Lane.D2H,
@@ -99,9 +109,9 @@ class Home:
         if not entry.cached:
             self._write_back(name, entry)
 
-    def clear(self, name: str, kind: str, num_bytes: int) -> str:
+    def clear(self, name: str, kind: str, num_bytes: int, holds: Content) -> str:
         """A new entry of zeros; gives its buffer in host memory."""
-        entry = self._create(name, kind, num_bytes, Lane.HOST)
+        entry = self._create(name, kind, num_bytes, Lane.HOST, holds)
         self._writer.add(
             0,
             Lane.HOST,
@@ -135,9 +145,9 @@ class Home:
         index = bisect_right(times, len(self.reads) - 1)
         return times[index] if index < len(times) else math.inf
 
-    def _create(self, name: str, kind: str, num_bytes: int, lane: Lane) -> _Entry:
+    def _create(self, name: str, kind: str, num_bytes: int, lane: Lane, holds: Content) -> _Entry:
         assert name not in self._entries, name
-        entry = self._entries[name] = _Entry(num_bytes, kind, stale=True)
+        entry = self._entries[name] = _Entry(num_bytes, kind, holds, stale=True)
         self._place(name, entry, lane)
         return entry
 
@@ -152,7 +162,9 @@ class Home:
                 self._leave(oldest, self._entries[oldest], Lane.DISK_WRITE)
             self._passing.append(name)
         kind = entry.kind if entry.cached else "staging"
-        entry.host = self._draft.take(f"{name}@host", kind, entry.num_bytes, tier="host", lane=lane)
+        entry.host = self._draft.take(
+            f"{name}@host", kind, entry.num_bytes, tier="host", lane=lane, holds=entry.holds
+        )
 
     def _make_room(self, num_bytes: int, needed: float) -> bool:
         """Evict what is needed later than ``needed`` until the bytes fit; False if they cannot."""
@@ -192,7 +204,12 @@ class Home:
     def _write_back(self, name: str, entry: _Entry) -> None:
         if not entry.disk:
             entry.disk = self._draft.take(
-                f"{name}@disk", entry.kind, entry.num_bytes, tier="disk", lane=Lane.DISK_WRITE
+                f"{name}@disk",
+                entry.kind,
+                entry.num_bytes,
+                tier="disk",
+                lane=Lane.DISK_WRITE,
+                holds=entry.holds,
             )
         self._copy(Lane.DISK_WRITE, entry.host, entry.disk, entry.num_bytes, "disk_write")
         entry.stale = False

@@ -27,5 +27,15 @@ def write(
     """One training step. Raises PlanError where a tier is too small, with what would do."""
     draft = Draft("hongtu", workload, shape, layout, machine, knobs, uses=USES)
     home = Home(draft, disk=False, capacity_bytes=math.inf)
-    Staged(draft, home, snapshot=True, piecewise=False, serpentine=False).write()
+    Staged(draft, home, snapshot=True).write()
+    return fitted(draft.finish(), machine)
+
+
+def evaluation(
+    workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
+) -> Schedule:
+    """One pass of a workload that was traced for evaluation; raises as ``write``."""
+    draft = Draft("hongtu", workload, shape, layout, machine, knobs, uses=USES)
+    home = Home(draft, disk=False, capacity_bytes=math.inf)
+    Staged(draft, home).write_evaluation()
     return fitted(draft.finish(), machine)

@@ -38,6 +38,12 @@ STRATEGIES: dict[str, Write] = {
     "nfp": nfp.write,
 }
 
+# Those that training carries out, besides resident: name -> what writes a pass of evaluation.
+EVALUATIONS: dict[str, Write] = {
+    "hongtu": hongtu.evaluation,
+    "grinnder": grinnder.evaluation,
+}
+
 # name -> the knobs that it reads; it refuses any other that is set.
 KNOBS: dict[str, tuple[str, ...]] = {
     "resident": ("recompute",),

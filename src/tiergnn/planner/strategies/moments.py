@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.contents import Content, What
 from tiergnn.workload import StageWork
 
 
@@ -38,7 +39,9 @@ class Moments:
         draft, name = self._draft, f"s{stage.index}.parts"
         if name not in self._held:
             num_bytes = draft.layout.num_parts * draft.moments_bytes(stage)
-            self._held[name] = self._take(name, "activations", num_bytes)
+            self._held[name] = self._take(
+                name, "activations", num_bytes, Content(What.PART_MOMENTS, f"s{stage.index}")
+            )
         size = draft.count(stage.moments_of, part) * draft.row_bytes(stage.moments_of)
         self._writer.add(
             self._rank,
@@ -69,7 +72,9 @@ class Moments:
         """Those of all rows, from the parts'."""
         name = f"s{stage.index}"
         parts = self._held.pop(f"{name}.parts")
-        self._held[name] = self._take(name, "activations", self._draft.moments_bytes(stage))
+        self._held[name] = self._take(
+            name, "activations", self._draft.moments_bytes(stage), Content(What.MOMENTS, name)
+        )
         self._writer.add(
             self._rank,
             Lane.COMPUTE,
@@ -85,7 +90,10 @@ class Moments:
         for name in stage.statistics:
             if f"{name}.grad" not in self._held:
                 grad = self._take(
-                    f"{name}.grad", "gradients", self._draft.moments_bytes(self._maker(name))
+                    f"{name}.grad",
+                    "gradients",
+                    self._draft.moments_bytes(self._maker(name)),
+                    Content(What.MOMENTS_GRAD, name),
                 )
                 self._held[f"{name}.grad"] = grad
                 self._writer.add(self._rank, Lane.COMPUTE, Op.ZERO, writes=[grad])
@@ -136,8 +144,9 @@ class Moments:
     def _maker(self, name: str) -> StageWork:
         return next(s for s in self._draft.workload.stages if f"s{s.index}" == name)
 
-    def _take(self, name: str, kind: str, num_bytes: int) -> str:
-        return self._draft.take(self._draft.own(name, self._rank), kind, num_bytes, rank=self._rank)
+    def _take(self, name: str, kind: str, num_bytes: int, holds: Content) -> str:
+        own = self._draft.own(name, self._rank)
+        return self._draft.take(own, kind, num_bytes, rank=self._rank, holds=holds)
 
     def _sent(self, num_bytes: int) -> list[Work]:
         draft = self._draft

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.schedule.actions import Lane
+from tiergnn.schedule.contents import Content
 
 Item = TypeVar("Item")
 Begun = TypeVar("Begun")
@@ -33,11 +34,13 @@ class Passing:
         self._draft, self._lane = draft, lane
         self._held: deque[str] = deque()
 
-    def take(self, name: str, num_bytes: int, *, lane: Lane) -> str:
+    def take(self, name: str, num_bytes: int, *, lane: Lane, holds: Content | None = None) -> str:
         """A buffer for ``lane`` to fill; the one before the last is given back."""
         if len(self._held) == 2:
             self._draft.writer.release(0, self._held.popleft(), lane=self._lane)
-        self._held.append(self._draft.take(name, "staging", num_bytes, tier="host", lane=lane))
+        self._held.append(
+            self._draft.take(name, "staging", num_bytes, tier="host", lane=lane, holds=holds)
+        )
         return self._held[-1]
 
     def close(self) -> None:

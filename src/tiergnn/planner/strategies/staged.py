@@ -18,6 +18,7 @@ from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import Leaving, Passing, ahead
 from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.contents import Content, What
 from tiergnn.workload import StageWork
 
 
@@ -35,7 +36,7 @@ class _Visit:
 
 
 class Staged:
-    """Writes the visits of one training step.
+    """Writes the visits of one training step, or of an evaluation.
 
     ``snapshot``: gathered rows are kept at Home for backward, else gathered again there.
     ``piecewise``: rows are gathered from one part after the other, so that host memory need not
@@ -45,13 +46,19 @@ class Staged:
     """
 
     def __init__(
-        self, draft: Draft, home: Home, *, snapshot: bool, piecewise: bool, serpentine: bool
+        self,
+        draft: Draft,
+        home: Home,
+        *,
+        snapshot: bool = False,
+        piecewise: bool = False,
+        serpentine: bool = False,
     ) -> None:
         self._draft, self._home, self._writer = draft, home, draft.writer
         self._snapshot, self._piecewise, self._serpentine = snapshot, piecewise, serpentine
         self._buckets = draft.knobs.gradients == "buckets"
         self._stages = draft.workload.stages
-        self._walks = 0
+        self._training, self._walks = True, 0
         self._gathering = Gathering(draft, home, piecewise=piecewise)
         self._given: dict[str, list[str]] = defaultdict(list)  # gradient entry -> its buckets
         self._graded: set[str] = set()
@@ -60,16 +67,9 @@ class Staged:
         self._leaving = Leaving(draft)
 
     def write(self) -> None:
+        """One training step."""
         draft = self._draft
-        draft.parameters(0)
-        for name in draft.workload.inputs:
-            for part in draft.parts:
-                num_bytes = draft.count(name, part) * draft.stored_bytes(name)
-                self._home.given(f"{name}.p{part}", "features", num_bytes)
-        for part in draft.parts:
-            self._gathering.give_topology(part)
-        for name in draft.workload.inputs:
-            self._gathering.heat(name, given=True)
+        self._open()
         for stage in self._stages:
             self._forward(stage)
         draft.clear_gradients(0)
@@ -77,11 +77,49 @@ class Staged:
             if self._graded.intersection(stage.writes):
                 self._backward(stage)
             self._moments.free(stage)
+        self._close()
+        draft.step()
+
+    def write_evaluation(self) -> None:
+        """Forward alone, of a workload that was traced for evaluation. The output's rows stay in
+        host memory, as they were computed; all else is dropped after its last reader."""
+        self._training = False
+        self._open()
+        for stage in self._stages:
+            self._forward(stage)
+            for name in dict.fromkeys((*stage.gathers, *stage.reads)):
+                given = name in self._draft.workload.inputs
+                if not given and self._last_reader(name) is stage:
+                    self._drop(name)
+        for stage in self._stages:
+            self._moments.free(stage)
+        self._close()
+
+    def _last_reader(self, name: str) -> StageWork:
+        """Of rows, or of what their moments are taken of."""
+        return [s for s in self._stages if name in (*s.gathers, *s.reads) or name == s.moments_of][
+            -1
+        ]
+
+    def _open(self) -> None:
+        draft = self._draft
+        draft.parameters(0, optimizer=self._training)
+        for name in draft.workload.inputs:
+            for part in draft.parts:
+                num_bytes = draft.count(name, part) * draft.stored_bytes(name)
+                self._home.given(
+                    f"{name}.p{part}", "features", num_bytes, Content(What.ROWS, name, part)
+                )
+        for part in draft.parts:
+            self._gathering.give_topology(part)
+        for name in draft.workload.inputs:
+            self._gathering.heat(name, given=True)
+
+    def _close(self) -> None:
         self._leaving.close()
         self._staging.close()
         self._home.close()
         self._gathering.close()
-        draft.step()
 
     def _walk(self) -> list[int]:
         """The parts in the order of the next walk."""
@@ -113,8 +151,8 @@ class Staged:
     def _begin(self, stage: StageWork, part: int) -> _Visit:
         """Bring what a stage reads of a part in forward."""
         visit = _Visit(stage, part)
-        if stage.kind == "graph":
-            visit.topology, visit.extra = self._gathering.bring_topology(part, backward=False)
+        # Row-local code may ask for degrees, too.
+        visit.topology, visit.extra = self._gathering.bring_topology(part, backward=False)
         for name in stage.gathers:
             visit.inputs[name] = self._gathering.gather(name, part)
         self._bring_reads(visit)
@@ -123,10 +161,11 @@ class Staged:
     def _bring_reads(self, visit: _Visit) -> None:
         for name in visit.stage.reads:
             if name not in visit.inputs:
-                rows = self._draft.count(name, visit.part)
-                visit.inputs[name] = self._gathering.bring(
-                    f"{name}.p{visit.part}", name, visit.part, "activations", rows
-                )
+                visit.inputs[name] = self._bring_own(name, visit.part)
+
+    def _bring_own(self, name: str, part: int) -> str:
+        rows, holds = self._draft.count(name, part), Content(What.ROWS, name, part)
+        return self._gathering.bring(f"{name}.p{part}", "activations", rows, holds)
 
     def _compute(self, visit: _Visit, op: Op) -> None:
         """Run a stage's forward on a part; RECOMPUTE keeps what its backward needs."""
@@ -136,12 +175,16 @@ class Staged:
             self._gathering.add_hot(name, part, visit.inputs[name])
         for name in stage.writes:
             num_bytes = draft.count(name, part) * draft.row_bytes(name)
-            visit.outputs[name] = draft.take(f"{name}.p{part}", "activations", num_bytes)
+            holds = Content(What.ROWS, name, part)
+            visit.outputs[name] = draft.take(
+                f"{name}.p{part}", "activations", num_bytes, holds=holds
+            )
         held, kept = stage.forward_held.at(extent), 0
         saved = []
         if op is Op.RECOMPUTE:
             held, kept = stage.kept_held.at(extent), stage.kept.at(extent)
-            saved = [draft.take(f"saved.s{stage.index}.p{part}", "saved", kept)]
+            holds = Content(What.SAVED, f"s{stage.index}", part)
+            saved = [draft.take(f"saved.s{stage.index}.p{part}", "saved", kept, holds=holds)]
         scratch = draft.take(f"work.s{stage.index}.p{part}", "workspace", max(0, held - kept))
         self._writer.add(
             0,
@@ -173,26 +216,44 @@ class Staged:
                 num_bytes = draft.extent(part).sources * draft.stored_bytes(name)
                 entry = f"{name}.p{part}.in.s{stage.index}"
                 self._home.store(
-                    entry, "saved", num_bytes, visit.inputs[name], stage=stage.index, part=part
-                )
+                    entry, "saved", num_bytes, visit.inputs[name], stage=stage.index, part=part,
+                    holds=Content(What.SOURCES, name, part),
+                )  # fmt: skip
         self._leave(visit)
         out = draft.workload.output
-        if out in visit.outputs:
+        if out in visit.outputs and not self._training:
+            self._answer(out, visit)
+        elif out in visit.outputs:
             grad = draft.loss(0, part, visit.outputs[out])
-            self._save(f"{out}.grad.p{part}", out, "gradients", grad, visit)
+            self._save("gradients", grad, visit, Content(What.GRAD, out, part))
             self._graded.add(out)
         for name, buffer in visit.outputs.items():
             if draft.users(name):
-                self._save(f"{name}.p{part}", name, "activations", buffer, visit)
+                self._save("activations", buffer, visit, Content(What.ROWS, name, part))
             else:
                 self._writer.release(0, buffer)
 
-    def _save(self, entry: str, name: str, kind: str, buffer: str, visit: _Visit) -> None:
-        """A part's own rows from the device to Home."""
+    def _save(self, kind: str, buffer: str, visit: _Visit, holds: Content) -> None:
+        """A part's own rows, or their gradient, from the device to Home."""
         self._leaving.close()
-        num_bytes = self._draft.count(name, visit.part) * self._draft.stored_bytes(name)
-        self._home.store(entry, kind, num_bytes, buffer, stage=visit.stage.index, part=visit.part)
+        name, part = holds.of, holds.part
+        entry = f"{name}.grad.p{part}" if holds.what is What.GRAD else f"{name}.p{part}"
+        num_bytes = self._draft.count(name, part) * self._draft.stored_bytes(name)
+        self._home.store(
+            entry, kind, num_bytes, buffer, stage=visit.stage.index, part=part, holds=holds
+        )
         self._leaving.leave(buffer)
+
+    def _answer(self, out: str, visit: _Visit) -> None:
+        """A part's rows of the model's output stay in host memory."""
+        num_bytes = self._draft.count(out, visit.part) * self._draft.row_bytes(out)
+        answer = self._writer.buffer(
+            f"answer.p{visit.part}@host", 0, "host", "activations", num_bytes, lasting=True,
+            holds=Content(What.ROWS, out, visit.part),
+        )  # fmt: skip
+        self._writer.reserve(0, answer, lane=Lane.D2H)
+        work = Work(kind="move", amount=num_bytes, place=self._draft.link("d2h"))
+        self._gathering.copy(Lane.D2H, visit.part, [visit.outputs[out]], answer, work)
 
     def _leave(self, visit: _Visit) -> None:
         """Give back what was brought for a visit."""
@@ -209,8 +270,7 @@ class Staged:
         draft, rows = self._draft, stage.moments_of
         if not self._moments.taken(stage):
             for part in draft.parts:
-                count = draft.count(rows, part)
-                buffer = self._gathering.bring(f"{rows}.p{part}", rows, part, "activations", count)
+                buffer = self._bring_own(rows, part)
                 self._moments.take(stage, part, buffer)
                 self._writer.release(0, buffer)
         self._moments.commit(stage)
@@ -225,7 +285,10 @@ class Staged:
             if name not in self._graded and not self._buckets and not self._alone(name, stage):
                 for part in draft.parts:
                     num_bytes = draft.count(name, part) * draft.stored_bytes(name)
-                    self._home.clear(f"{name}.grad.p{part}", "gradients", num_bytes)
+                    self._home.clear(
+                        f"{name}.grad.p{part}", "gradients", num_bytes,
+                        Content(What.GRAD, name, part),
+                    )  # fmt: skip
         for visit in ahead(self._walk(), partial(self._begin_backward, stage)):
             self._run_backward(visit, wanted)
         self._graded.update(wanted)
@@ -240,15 +303,14 @@ class Staged:
 
     def _begin_backward(self, stage: StageWork, part: int) -> _Visit:
         draft, visit = self._draft, _Visit(stage, part)
-        if stage.kind == "graph":
-            visit.topology, visit.extra = self._gathering.bring_topology(part, backward=True)
+        graph = stage.kind == "graph"
+        visit.topology, visit.extra = self._gathering.bring_topology(part, backward=graph)
         for name in stage.gathers:
             if self._snapshot:
                 entry = f"{name}.p{part}.in.s{stage.index}"
                 sources = draft.extent(part).sources
-                visit.inputs[name] = self._gathering.bring(
-                    entry, name, part, "activations", sources
-                )
+                holds = Content(What.SOURCES, name, part)
+                visit.inputs[name] = self._gathering.bring(entry, "activations", sources, holds)
                 self._home.drop(entry)
             else:
                 visit.inputs[name] = self._gathering.gather(name, part)
@@ -261,16 +323,16 @@ class Staged:
     def _bring_grad(self, name: str, part: int) -> str:
         """The gradient of a part's rows; its buckets are added up first."""
         draft, entry = self._draft, f"{name}.grad.p{part}"
-        rows = draft.count(name, part)
+        rows, holds = draft.count(name, part), Content(What.GRAD, name, part)
         buckets = self._given.pop(entry, [])
         if buckets:
             num_bytes = rows * draft.stored_bytes(name)
-            self._home.clear(entry, "gradients", num_bytes)
+            self._home.clear(entry, "gradients", num_bytes, holds)
             for bucket in buckets:
                 source, target = self._home.read(bucket), self._home.modify(entry)
                 self._add_up(part, source, [target], name)
                 self._home.drop(bucket)
-        buffer = self._gathering.bring(entry, name, part, "gradients", rows)
+        buffer = self._gathering.bring(entry, "gradients", rows, holds)
         self._home.drop(entry)
         return buffer
 
@@ -305,9 +367,11 @@ class Staged:
         for name in wanted:
             rows = extent.sources if name in stage.gathers else draft.count(name, part)
             suffix = ".in" if name in stage.gathers else ""
+            what = What.SOURCES_GRAD if name in stage.gathers else What.GRAD
             grads[name] = draft.take(
-                f"{name}.grad.p{part}{suffix}", "gradients", rows * draft.row_bytes(name)
-            )
+                f"{name}.grad.p{part}{suffix}", "gradients", rows * draft.row_bytes(name),
+                holds=Content(what, name, part),
+            )  # fmt: skip
         moments = self._moments.grads_of(stage)
         scratch = draft.take(
             f"work.s{stage.index}.p{part}.back", "workspace", stage.backward_held.at(extent)
@@ -335,7 +399,7 @@ class Staged:
         """What a part gives to the gradients of rows that it read goes to those rows' owners."""
         draft, stage, part = self._draft, visit.stage, visit.part
         if self._alone(name, stage):
-            self._save(f"{name}.grad.p{part}", name, "gradients", buffer, visit)
+            self._save("gradients", buffer, visit, Content(What.GRAD, name, part))
             return
         self._leaving.close()
         shape, row_bytes = draft.layout.parts[part], draft.stored_bytes(name)
@@ -346,23 +410,29 @@ class Staged:
             for q, rows in owners.items():
                 bucket = f"{name}.grad.p{q}.of.p{part}.s{stage.index}"
                 self._home.store(
-                    bucket, "gradients", rows * row_bytes, buffer, stage=stage.index, part=part
-                )
+                    bucket, "gradients", rows * row_bytes, buffer, stage=stage.index, part=part,
+                    holds=Content(What.BUCKET, name, part, q),
+                )  # fmt: skip
                 self._given[f"{name}.grad.p{q}"].append(bucket)
         elif self._piecewise:
             for q, rows in owners.items():
-                staging = self._stage_out(visit, name, buffer, rows * row_bytes)
+                holds = Content(What.BUCKET, name, part, q)
+                staging = self._stage_out(visit, buffer, rows * row_bytes, holds)
                 target = self._home.modify(f"{name}.grad.p{q}")
                 self._add_up(part, staging, [target], name)
         else:
-            staging = self._stage_out(visit, name, buffer, sum(owners.values()) * row_bytes)
+            what = What.SOURCES_GRAD if name in stage.gathers else What.GRAD
+            staging = self._stage_out(
+                visit, buffer, sum(owners.values()) * row_bytes, Content(what, name, part)
+            )
             targets = [self._home.modify(f"{name}.grad.p{q}") for q in owners]
             self._add_up(part, staging, targets, name)
         self._leaving.leave(buffer)
 
-    def _stage_out(self, visit: _Visit, name: str, buffer: str, num_bytes: int) -> str:
+    def _stage_out(self, visit: _Visit, buffer: str, num_bytes: int, holds: Content) -> str:
         draft, part = self._draft, visit.part
-        staging = self._staging.take(f"{name}.grad.of.p{part}@host", num_bytes, lane=Lane.D2H)
+        name = f"{holds.of}.grad.of.p{part}@host"
+        staging = self._staging.take(name, num_bytes, lane=Lane.D2H, holds=holds)
         work = Work(kind="move", amount=num_bytes, place=draft.link("d2h"))
         self._gathering.copy(Lane.D2H, part, [buffer], staging, work)
         return staging

@@ -1,0 +1,64 @@
+"""Contents: what a buffer holds, in words that an executor can act on without reading its name.
+
+rows:h1:p3      sources:h1:p3      bucket:h1:p3:q1      moments:s2
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tiergnn.errors import PlanError
+
+
+class What(StrEnum):
+    """ROWS are a part's own rows of a tensor (of nodes or of edges), SOURCES the rows that a part
+    reads (its own first, then its halo), GRAD and SOURCES_GRAD their gradients, BUCKET what a part
+    gives to the gradient of the rows of an ``owner``. TOPOLOGY are a part's in-edges, OUT_EDGES its
+    out-edges. PART_MOMENTS are the moments that a stage made of each part, MOMENTS those of all
+    rows, MOMENTS_GRAD their gradient. SAVED is what a stage keeps of a part for its backward.
+    """
+
+    ROWS = "rows"
+    SOURCES = "sources"
+    GRAD = "grad"
+    SOURCES_GRAD = "sources_grad"
+    BUCKET = "bucket"
+    TOPOLOGY = "topology"
+    OUT_EDGES = "out_edges"
+    PART_MOMENTS = "part_moments"
+    MOMENTS = "moments"
+    MOMENTS_GRAD = "moments_grad"
+    SAVED = "saved"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """``of`` names the tensor (or the moments), ``part`` the part (-1: of none), ``owner`` the
+    part whose rows a bucket is of."""
+
+    what: What
+    of: str = ""
+    part: int = -1
+    owner: int = -1
+
+    def __str__(self) -> str:
+        words = [str(self.what), self.of]
+        words += [f"p{self.part}"] if self.part >= 0 else []
+        words += [f"q{self.owner}"] if self.owner >= 0 else []
+        return ":".join(words)
+
+    @classmethod
+    def parse(cls, text: str) -> Content:
+        """Raises PlanError for text that is no content."""
+        try:
+            what, of, *rest = text.split(":")
+            numbers = {word[0]: int(word[1:]) for word in rest}
+            found = cls(What(what), of, numbers.get("p", -1), numbers.get("q", -1))
+        except (ValueError, IndexError) as error:
+            raise PlanError(f"not what a buffer holds: {text!r}: {error}") from error
+        if str(found) != text:
+            raise PlanError(
+                f"not what a buffer holds: {text!r}", hint="WHAT:NAME, then :pPART, then :qOWNER"
+            )
+        return found
