@@ -98,7 +98,7 @@ def plan(
         "jk": jk,
     }
     architecture = {name: value for name, value in given.items() if value is not None}
-    chosen = {
+    chosen: dict[str, Any] = {
         "optimizer": optimizer,
         "split": split,
         "features": features,

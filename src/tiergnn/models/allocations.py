@@ -48,7 +48,7 @@ def recording(device: torch.device) -> Iterator[Allocations]:
         try:
             yield found
         finally:
-            lists: Any = torch.autograd._disable_profiler_legacy()
+            lists = _profiler()._disable_profiler_legacy()
     marks = found.by_mark
     current: list[int] = []
     for event in _in_order(lists):
@@ -87,14 +87,19 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
+def _profiler() -> Any:
+    """Where torch keeps the profiler that lists every allocation; its stubs leave it out."""
+    return torch.autograd
+
+
 def _start() -> None:
     from torch._C._profiler import _ExperimentalConfig
-    from torch.autograd import ProfilerConfig, ProfilerState
 
-    config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False,
-                            _ExperimentalConfig())  # fmt: skip
+    profiler = _profiler()
+    config = profiler.ProfilerConfig(profiler.ProfilerState.CPU, False, True, False, False, False,
+                                     _ExperimentalConfig())  # fmt: skip
     try:
-        torch.autograd._enable_profiler_legacy(config)
+        profiler._enable_profiler_legacy(config)
     except RuntimeError as error:
         raise ConfigError(
             f"memory cannot be metered while a profiler runs: {error}",

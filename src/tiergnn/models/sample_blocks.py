@@ -51,14 +51,16 @@ def sample_blocks(inputs: Mapping[str, Tensor], *, loops: bool) -> Iterator[Samp
         dst[:num_loops] = src[:num_loops] = torch.arange(num_loops)
         dst, order = dst.sort(stable=True)
         degree = torch.bincount(dst, minlength=rows)
+        values = {
+            name: torch.ones(edges, *inputs[name].shape[1:], dtype=inputs[name].dtype)
+            for name in ("edge_weight", "edge_attr")
+            if name in inputs
+        }
         block = Block(
             rowptr=torch.cat([degree.new_zeros(1), degree.cumsum(0)]),
             col=src[order].to(torch.int32),
             num_src=sources,
-            **{
-                name: torch.ones(edges, *inputs[name].shape[1:], dtype=inputs[name].dtype)
-                for name in ("edge_weight", "edge_attr")
-                if name in inputs
-            },
+            edge_weight=values.get("edge_weight"),
+            edge_attr=values.get("edge_attr"),
         ).to(device)
         yield SampleBlock(block, Extent(rows, sources, edges), num_loops)

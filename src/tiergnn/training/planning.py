@@ -122,7 +122,7 @@ def _workload(graph: Graph | GraphShape, model: Any, options: Options) -> Worklo
         from tiergnn.training.metering import workload_of
 
         spec = model_spec(model, graph, options.features)
-        made = model if spec is None else build(spec, options.seed)
+        made: Any = model if spec is None else build(spec, options.seed)
         return workload_of(graph, made, options)
     named = {"name": model} if isinstance(model, str) else model
     if not isinstance(named, Mapping) or named.get("name") not in CLASSIC:
