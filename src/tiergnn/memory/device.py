@@ -39,6 +39,11 @@ class Arena:
         self._stopped: str | None = None
 
     @property
+    def memory(self) -> Tensor:
+        """All of it, uint8 [num_bytes]: to be pinned, not to be written."""
+        return self._memory
+
+    @property
     def num_bytes(self) -> int:
         """What the arena takes of the device, reserved or not."""
         return self._layout.num_bytes

@@ -22,7 +22,7 @@ from tiergnn.models.trace import Program, trace
 from tiergnn.planner.strategies import resident
 from tiergnn.runtime.memory import PeakMeter, check_room, out_of_memory
 from tiergnn.runtime.outline import counts_of, outline
-from tiergnn.runtime.rows import Rows
+from tiergnn.runtime.rows import Rows, aligned
 from tiergnn.runtime.walk import Walk
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
@@ -62,6 +62,9 @@ class Resident:
         )
         with out_of_memory(self.device, "loading the graph"):
             self.model = model.to(self.device, dtype)
+            for held in (*self.model.parameters(), *self.model.buffers()):
+                if not nn.parameter.is_lazy(held):
+                    held.data = aligned(held.data)
             self.block = Block.from_graph(graph, self.device)
             self.embedding, self._x = embedding, None
             if embedding is not None:

@@ -31,6 +31,7 @@ class Rows:
         if self._stored.dtype.itemsize >= dtype.itemsize:
             self._stored = self._decode(self._stored)
             self._scale, self._normalize = None, False
+        self._stored = aligned(self._stored)
 
     @property
     def held_bytes(self) -> int:
@@ -39,6 +40,17 @@ class Rows:
     def values(self, rows: slice = slice(None)) -> Tensor:
         """Rows [R, D] as ``dtype``: the held tensor itself where that needs no change."""
         return self._decode(self._stored[rows])
+
+    @property
+    def stored(self) -> Tensor:
+        """Rows [R, D] as they are held; ``decode`` makes of any of them what is read."""
+        return self._stored
+
+    def decode(self, stored: Tensor) -> Tensor:
+        """Rows [N, D] as ``dtype`` of stored ones, on whatever device these lie."""
+        if self._scale is not None and self._scale.device != stored.device:
+            self._scale = self._scale.to(stored.device)
+        return self._decode(stored)
 
     def first_not_finite(self, block_bytes: int = 2**24) -> tuple[int, int, float] | None:
         """(row, column, value) of the first NaN or infinity, before any normalising.
@@ -66,6 +78,16 @@ class Rows:
             total = values.abs().sum(dim=1, keepdim=True)
             values = values / torch.where(total > 0, total, 1.0)
         return values.to(self._dtype)
+
+
+def aligned(values: Tensor) -> Tensor:
+    """The same values; a copy where they lie at an odd place of the CPU's memory.
+
+    MKL starts its vectors at addresses that 16 divides, so last bits of a product would depend on
+    where in a user's array or in a file the rows begin.
+    """
+    odd = values.device.type == "cpu" and values.data_ptr() % 16 != 0
+    return values.clone() if odd else values
 
 
 def stored_tensor(table: Table) -> Tensor:

@@ -1,0 +1,237 @@
+"""Buffers: the tensors behind the names of a schedule, each in its tier, counted against budgets.
+
+Memory of the device is torch's, taken when something is written and counted when it is reserved,
+on a CPU too. Host memory is one piece with a place for every buffer (``memory.device.Arena``),
+pinned where a GPU is there. A buffer on the disk is a table of the run's scratch folder.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiergnn.errors import PlanError
+from tiergnn.memory.device import Arena
+from tiergnn.memory.lives import Life, lay_out
+from tiergnn.memory.pinning import process_pinning
+from tiergnn.memory.scratch import Scratch
+from tiergnn.memory.store import RowStore
+from tiergnn.models.stages import Rows
+from tiergnn.runtime.parts import Parts
+from tiergnn.schedule.actions import Buffer, Op
+from tiergnn.schedule.contents import What
+from tiergnn.schedule.schedule import Schedule
+from tiergnn.units import format_bytes
+
+_GRADS = (What.GRAD, What.SOURCES_GRAD, What.BUCKET)
+
+
+class Buffers:
+    """What the buffers of one schedule hold now. Used by all lanes; each lane its own buffers.
+
+    ``rows`` are the tensors of the program; ``storage`` the dtype of their rows off the device
+    (None: as computed), ``inputs`` that of the graph's own. ``capacities`` bounds tiers in bytes.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        parts: Parts,
+        rows: Mapping[str, Rows],
+        *,
+        device: torch.device,
+        storage: torch.dtype | None,
+        inputs: Mapping[str, torch.dtype],
+        capacities: Mapping[str, int],
+        scratch: Scratch | None,
+    ):
+        self._schedule, self._parts, self._rows = schedule, parts, rows
+        self.device, self._storage, self._inputs = device, storage, dict(inputs)
+        self._capacities, self._scratch = dict(capacities), scratch
+        self._lock = threading.Lock()
+        self._given: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
+        self._of = schedule.buffer_of
+        self._start = {tier: self._given_bytes(tier) for tier in ("device", "host", "disk")}
+        self._held = dict(self._start)
+        self.peak_bytes = dict(self._start)
+        self._lives = _lives(schedule)
+        self._arena: Arena | None = None
+
+    def _given_bytes(self, tier: str) -> int:
+        buffers = self._schedule.buffers
+        return sum(b.num_bytes for b in buffers if b.given and b.tier == tier)
+
+    def begin(self) -> None:
+        """A new step: nothing is held but what is given."""
+        with self._lock:
+            self._values = {}
+            self._held = dict(self._start)
+        if self._arena is None:
+            layout = lay_out(self._lives)
+            room = self._capacities.get("host")
+            # Places that leave gaps may take more than is held: then each buffer has its own.
+            fits = room is None or layout.num_bytes + self._start["host"] <= room
+            if layout.num_bytes and fits:
+                self._arena = Arena(layout, capacity_bytes=layout.num_bytes)
+                process_pinning().pin(self._arena.memory)
+        else:
+            self._arena.restart()
+
+    def abandon(self) -> None:
+        """After a failure: let go of everything but what is given."""
+        with self._lock:
+            values, self._values = self._values, {}
+        for value in values.values():
+            if isinstance(value, RowStore):
+                value.close()
+        self._close_arena()
+
+    def _close_arena(self) -> None:
+        if self._arena is not None:
+            process_pinning().unpin(self._arena.memory)
+        self._arena = None
+
+    def stop(self, error: BaseException) -> None:
+        """Let go who waits for a place in host memory."""
+        if self._arena is not None:
+            self._arena.stop(str(error))
+
+    def give(self, name: str, value: Any) -> None:
+        """The content of a buffer that is there before the first action of every step."""
+        self._given[name] = value
+
+    def holds(self, name: str) -> Any:
+        return self._of[name].holds
+
+    def tier(self, name: str) -> str:
+        return self._of[name].tier
+
+    # Room
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Count the bytes of buffers. Raises PlanError beyond a tier's budget."""
+        for name in names:
+            buffer = self._of[name]
+            with self._lock:
+                held = self._held[buffer.tier] = self._held[buffer.tier] + buffer.num_bytes
+                self.peak_bytes[buffer.tier] = max(self.peak_bytes[buffer.tier], held)
+            room = self._capacities.get(buffer.tier)
+            if room is not None and held > room:
+                raise PlanError(
+                    f"{buffer.tier} memory would hold {format_bytes(held)}, has "
+                    f"{format_bytes(room)}",
+                    culprit=str(buffer),
+                    hint="a schedule that check() has proved for this machine",
+                )
+            if buffer.tier == "host" and self._arena is not None and not buffer.lasting:
+                self._arena.reserve(name)
+
+    def release(self, names: Iterable[str]) -> None:
+        for name in names:
+            buffer = self._of[name]
+            with self._lock:
+                value = self._values.pop(name, None)
+                self._held[buffer.tier] -= buffer.num_bytes
+            if isinstance(value, RowStore):
+                value.close()
+            if buffer.tier == "host" and self._arena is not None and not buffer.lasting:
+                self._arena.release(name)
+
+    # Content
+
+    def get(self, name: str) -> Any:
+        """What a buffer holds: rows as a tensor or, on the disk, a table of them."""
+        value = self._values[name] if name in self._values else self._given[name]
+        if isinstance(value, Tensor) and value.device.type == "cuda":
+            value.record_stream(torch.cuda.current_stream(value.device))
+        return value
+
+    def there(self, name: str) -> bool:
+        """Whether a buffer was written."""
+        return name in self._values
+
+    def put(self, name: str, value: Any) -> None:
+        """Write a buffer of the device. Raises PlanError where rows are more than was reserved."""
+        buffer = self._of[name]
+        if isinstance(value, Tensor):
+            num_bytes = value.numel() * value.element_size()
+            if num_bytes > buffer.num_bytes:
+                raise PlanError(
+                    f"{num_bytes} bytes were written to a buffer of {buffer.num_bytes}",
+                    culprit=str(buffer),
+                    hint="a plan of this graph and this model",
+                )
+        self._values[name] = value
+
+    def take(self, name: str) -> Any:
+        """What a buffer holds, which it loses."""
+        return self._values.pop(name)
+
+    def room(self, name: str) -> Tensor | RowStore:
+        """The rows of a buffer to write into: those that are there, or new ones, not cleared."""
+        if name in self._values:
+            return self.get(name)
+        buffer = self._of[name]
+        shape, dtype = self._shape(buffer), self._dtype(buffer)
+        if buffer.tier == "disk":
+            assert self._scratch is not None
+            width = shape[1:].numel()
+            made: Any = self._scratch.table(name, shape[0], width, dtype)
+        elif buffer.tier == "host" and self._arena is not None and not buffer.lasting:
+            made = self._arena.rows(name, shape[0], shape[1:].numel(), dtype).view(shape)
+        else:
+            device = self.device if buffer.tier == "device" else torch.device("cpu")
+            pin = buffer.tier == "host" and self.device.type == "cuda"
+            made = torch.empty(shape, dtype=dtype, device=device, pin_memory=pin)
+        if buffer.tier == "disk":
+            self._values[name] = made
+        else:
+            self.put(name, made)
+        return made
+
+    def _shape(self, buffer: Buffer) -> torch.Size:
+        holds = buffer.holds
+        assert holds is not None, str(buffer)
+        rows = self._rows[holds.of]
+        return torch.Size((self._parts.count(holds, rows.of), *rows.shape))
+
+    def _dtype(self, buffer: Buffer) -> torch.dtype:
+        """As computed, or narrower where the schedule made room for less."""
+        holds = buffer.holds
+        assert holds is not None
+        rows = self._rows[holds.of]
+        count = self._parts.count(holds, rows.of)
+        if buffer.tier == "device":
+            return rows.dtype
+        if holds.of in self._inputs and holds.what not in _GRADS:
+            return self._inputs[holds.of]
+        if self._storage is None or buffer.num_bytes == count * rows.row_bytes:
+            return rows.dtype
+        return self._storage
+
+
+def _lives(schedule: Schedule) -> list[Life]:
+    """When buffers in host memory are reserved and released, in the order of the actions."""
+    reserved: dict[str, int] = {}
+    lives = []
+    of = schedule.buffer_of
+    for action in schedule.actions:
+        if action.op is Op.RESERVE:
+            reserved |= dict.fromkeys(action.writes, action.index)
+        elif action.op is Op.RELEASE:
+            lives += [
+                Life(
+                    name=name,
+                    num_bytes=of[name].num_bytes,
+                    reserved=reserved[name],
+                    released=action.index,
+                )
+                for name in action.writes
+                if of[name].tier == "host" and not of[name].lasting
+            ]
+    return lives

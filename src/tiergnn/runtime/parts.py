@@ -1,0 +1,121 @@
+"""Parts: the parts of a graph as blocks, and where the rows that they read stand at their owners.
+
+Legend: K parts, P rows of one part, S source rows it reads, H of them other parts', E its edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tiergnn.graph.partition import Partition
+from tiergnn.kernels.block import Block
+from tiergnn.schedule.contents import Content, What
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Rows that one part reads of another: sources ``low`` to ``high`` of the one are rows
+    ``rows`` [N] of the other, ascending; None: all of them, in order."""
+
+    low: int
+    high: int
+    rows: Tensor | None
+
+
+class Parts:
+    """Blocks in host memory, made once. ``edge_ids``: blocks know their edges' place in the graph.
+
+    They share no memory with the graph, whose arrays are not needed any more.
+    """
+
+    def __init__(self, partition: Partition, *, edge_ids: bool):
+        self.num_parts = partition.num_parts
+        self.num_rows = partition.num_nodes.tolist()
+        self.gids: list[Tensor] = []  # int64 [P] each
+        self.blocks: list[Block] = []
+        self._rows: list[Tensor] = []  # [H] of each part: rows at their owners
+        self._owner_ptr: list[list[int]] = []
+        self._edges: list[Tensor | slice] = []  # [E] of each part: their place in the graph
+        graph = partition.graph
+        for part in range(partition.num_parts):
+            csr = partition.part_csr(part)
+            src_gid = torch.from_numpy(csr.src_gid).to(torch.int64)
+            eid = torch.from_numpy(csr.eid)
+            halo = csr.src_gid[csr.num_dst :]
+            owners = partition.part_of[halo]
+            rows = partition.position[halo] - partition.part_ptr[owners]
+            self._rows.append(torch.from_numpy(rows.astype(partition.order.dtype)))
+            self._owner_ptr.append(csr.owner_ptr.tolist())
+            gid = src_gid[: csr.num_dst]
+            self.gids.append(gid)
+            self._edges.append(_as_slice(eid) if edge_ids else slice(0, 0))
+            self.blocks.append(
+                Block(
+                    rowptr=torch.from_numpy(csr.rowptr),
+                    col=torch.from_numpy(csr.col),
+                    num_src=csr.num_src,
+                    dst_gid=gid,
+                    src_gid=src_gid,
+                    eid=eid if edge_ids else None,
+                    num_graph_nodes=graph.num_nodes,
+                    num_graph_edges=graph.num_edges,
+                )
+            )
+
+    def places(self, part: int, owner: int) -> Places:
+        """Where the rows that ``part`` reads of ``owner`` stand; its own come first."""
+        if part == owner:
+            return Places(0, self.num_rows[part], None)
+        ptr, start = self._owner_ptr[part], self.num_rows[part]
+        low, high = ptr[owner], ptr[owner + 1]
+        return Places(start + low, start + high, self._rows[part][low:high])
+
+    def count(self, content: Content, of: str) -> int:
+        """Rows of what a buffer holds; ``of`` "nodes" or "edges"."""
+        block = self.blocks[content.part]
+        if of == "edges":
+            return block.num_edges
+        if content.what in (What.SOURCES, What.SOURCES_GRAD):
+            return block.num_src
+        if content.what is What.BUCKET:
+            places = self.places(content.part, content.owner)
+            return places.high - places.low
+        return block.num_dst
+
+    def take(self, rows: Tensor, part: int, of: str) -> Tensor:
+        """A part's own of the graph's rows, of nodes or (``edge_ids``) of edges: a view where they
+        stand together."""
+        where = self._edges[part] if of == "edges" else _as_slice(self.gids[part])
+        return rows[where]
+
+
+def _as_slice(index: Tensor) -> Tensor | slice:
+    """Ascending, distinct numbers as the slice that they are, if so."""
+    if not index.numel():
+        return slice(0, 0)
+    first, last = int(index[0]), int(index[-1])
+    return slice(first, last + 1) if last - first + 1 == index.numel() else index
+
+
+def moved(block: Block, device: torch.device) -> Block:
+    """A block on ``device``, with its out-edges where they were made; itself on the CPU.
+
+    Copies are queued on the current stream, of pinned memory without waiting.
+    """
+    if device == block.device:
+        return block
+    there = block.to(device)
+    if "transposed" in vars(block):
+        vars(there)["transposed"] = type(block.transposed)(
+            *(array.to(device, non_blocking=True) for array in block.transposed)
+        )
+    return there
+
+
+def topology_bytes(block: Block, *, out: bool) -> int:
+    """Bytes of a block's in-edges with what they stand for in the graph, or of its out-edges."""
+    arrays = block.transposed if out else (block.rowptr, block.col, block.src_gid, block.eid)
+    return sum(a.numel() * a.element_size() for a in arrays if a is not None)

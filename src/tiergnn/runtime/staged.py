@@ -1,0 +1,276 @@
+"""Staged: a model over a graph in parts, of which the device holds one or two at a time.
+
+What a step and an evaluation do is their schedules' (``planner/strategies``); here is what they do
+it to. The numbers are those of ``Resident``, up to the order of sums.
+
+Legend: V nodes, E edges, D features, C outputs, P rows of one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tiergnn.errors import ConfigError, PlanError
+from tiergnn.graph.csr import Graph
+from tiergnn.graph.partition import METHODS, Partition, partition
+from tiergnn.graph.shape import layout_of
+from tiergnn.kernels.block import wrap
+from tiergnn.kernels.dropout import step_key
+from tiergnn.memory.scratch import Scratch
+from tiergnn.models.meter import meter
+from tiergnn.models.trace import Program, trace
+from tiergnn.planner.plan import Plan
+from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.known import EVALUATIONS, KNOBS, STRATEGIES
+from tiergnn.runtime.buffers import Buffers
+from tiergnn.runtime.executor import indexed
+from tiergnn.runtime.memory import out_of_memory
+from tiergnn.runtime.parts import Parts
+from tiergnn.runtime.rows import Rows
+from tiergnn.runtime.staged_walk import StagedWalk
+from tiergnn.runtime.transfers import Transfers
+from tiergnn.runtime.visits import Share, Visits
+from tiergnn.schedule.check import check
+from tiergnn.schedule.contents import What
+from tiergnn.schedule.schedule import Schedule
+from tiergnn.schedule.timeline import Timeline
+from tiergnn.workload import Workload
+
+_EXAMPLES = 8
+
+
+class Staged:
+    """A model over a graph in the parts of ``plan``.
+
+    The model is moved to ``device`` and ``dtype`` in place. ``labelled`` are the nodes that make
+    the loss. ``parts`` shares the nodes out; None: as planned. ``scratch`` is the folder for what
+    goes to the disk. Schedules are written anew for the parts as they are, and proved.
+    Raises PlanError for a plan of another graph, and where the parts do not fit its machine;
+    ConfigError for a model that cannot be traced.
+    """
+
+    embedding: nn.Parameter | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        plan: Plan,
+        *,
+        labelled: np.ndarray,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        normalize_rows: bool = False,
+        parts: Partition | None = None,
+        scratch: str | Path | None = None,
+    ):
+        if plan.strategy not in EVALUATIONS:
+            raise PlanError(
+                f"{plan.strategy} is not carried out in stages", hint=", ".join(EVALUATIONS)
+            )
+        if graph.x is None:
+            raise ConfigError("the graph has no node features", hint="features='degree'")
+        _check_counts(plan, graph)
+        self.device, self.seed, self.plan, self._graph = (
+            indexed(torch.device(device)),
+            seed,
+            plan,
+            graph,
+        )
+        self.model = model.to(self.device, dtype)
+        if parts is None:
+            method = plan.layout.method if plan.layout.method in METHODS else "block"
+            parts = partition(graph, plan.knobs.parts, method)
+        self._order = torch.from_numpy(parts.order.astype(np.int64))
+        layout = layout_of(parts, graph, np.asarray(labelled))
+        self._x = Rows(graph.x, torch.device("cpu"), dtype, normalize=normalize_rows)
+        self._edges: dict[str, Rows | Tensor] = {}
+        if graph.edge_weight is not None:
+            self._edges["edge_weight"] = wrap(graph.edge_weight).to(dtype)
+        if graph.edge_attr is not None:
+            self._edges["edge_attr"] = Rows(graph.edge_attr, torch.device("cpu"), dtype)
+        inputs = self._examples(dtype)
+        self.programs: dict[bool, Program] = {
+            training: trace(self.model, inputs, training=training) for training in (True, False)
+        }
+        evaluated = meter(self.model, inputs, training=False)
+        arguments = (plan.shape, layout, plan.machine)
+        self.schedule = STRATEGIES[plan.strategy](plan.workload, *arguments, plan.knobs)
+        self.evaluation = EVALUATIONS[plan.strategy](evaluated, *arguments, plan.knobs)
+        drafts = {
+            True: self._draft(plan.workload, layout), False: self._draft(evaluated, layout)
+        }  # fmt: skip
+        self.parts = Parts(parts, edge_ids=any(draft.edge_ids for draft in drafts.values()))
+        self._scratch = None
+        if plan.knobs.tier == "disk":
+            self._scratch = Scratch(
+                "." if scratch is None else scratch,
+                capacity_bytes=None
+                if plan.machine.disk is None
+                else plan.machine.tier("disk").available_bytes,
+            )
+        with out_of_memory(self.device, "loading the graph"):
+            self._walks = {
+                training: self._walk(training, schedule, dtype)
+                for training, schedule in ((True, self.schedule), (False, self.evaluation))
+            }
+
+    def _draft(self, workload: Workload, layout: Any) -> Draft:
+        plan = self.plan
+        return Draft(
+            plan.strategy, workload, plan.shape, layout, plan.machine, plan.knobs,
+            uses=KNOBS[plan.strategy],
+        )  # fmt: skip
+
+    def _examples(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        found = {"x": self._x.values(slice(0, _EXAMPLES))}
+        for name, rows in self._edges.items():
+            some = slice(0, _EXAMPLES)
+            found[name] = rows[some] if isinstance(rows, Tensor) else rows.values(some)
+        return {name: rows.to(self.device, dtype) for name, rows in found.items()}
+
+    def _walk(self, training: bool, schedule: Schedule, dtype: torch.dtype) -> StagedWalk:
+        check(schedule, self.plan.machine)
+        machine, storage = self.plan.machine, self.plan.knobs.storage
+        program = self.programs[training]
+        tiers = ["device", "host", *(["disk"] if machine.disk is not None else [])]
+        buffers = Buffers(
+            schedule,
+            self.parts,
+            program.rows,
+            device=self.device,
+            storage=None if storage is None else getattr(torch, storage),
+            inputs={"x": self._x.stored.dtype} | dict.fromkeys(self._edges, dtype),
+            capacities={tier: machine.tier(tier).available_bytes for tier in tiers},
+            scratch=self._scratch,
+        )
+        self._give(schedule, buffers)
+        transfers = Transfers(buffers, self.parts, {"x": self._x.decode})
+        visits = Visits(program, schedule, buffers, self.parts)
+        return StagedWalk(schedule, buffers, transfers, visits)
+
+    def _give(self, schedule: Schedule, buffers: Buffers) -> None:
+        """Fill what is there before the first action: features and edges of parts."""
+        for buffer in schedule.buffers:
+            holds = buffer.holds
+            if not buffer.given or holds is None:
+                continue
+            if holds.what is What.ROWS:
+                rows = self._input(holds.of)
+                of = "edges" if holds.of in self._edges else "nodes"
+                mine = self.parts.take(rows, holds.part, of)
+                if buffer.tier == "disk":
+                    assert self._scratch is not None
+                    name = f"{buffer.name}.{'train' if schedule is self.schedule else 'evaluate'}"
+                    table = self._scratch.table(name, len(mine), mine.shape[1:].numel(), mine.dtype)
+                    table.write(slice(None), mine.reshape(len(mine), -1))
+                    buffers.give(buffer.name, table)
+                else:
+                    buffers.give(buffer.name, mine)
+            else:
+                block = self.parts.blocks[holds.part]
+                on_device = buffer.tier == "device"
+                buffers.give(buffer.name, block.to(self.device) if on_device else block)
+
+    def _input(self, name: str) -> Tensor:
+        """An input's rows as they are stored."""
+        if name == "x":
+            return self._x.stored
+        rows = self._edges[name]
+        return rows if isinstance(rows, Tensor) else rows.values()
+
+    def train_step(self, share: Share, step: int, *, measure: bool = False) -> float:
+        """The schedule up to STEP: gradients add to ``.grad``. Gives the loss.
+
+        ``share(out, part)`` is a part's share of the loss, of its output rows [P, ...].
+        """
+        with out_of_memory(self.device, "training"):
+            self.model.train(True)
+            return float(self._walks[True].run(step_key(self.seed, step), share))
+
+    def update(self, move: Callable[[], Any]) -> None:
+        """The schedule's STEP: ``move()`` has the optimizer move the parameters."""
+        with out_of_memory(self.device, "training"):
+            self._walks[True].update(move)
+
+    @torch.no_grad()
+    def infer(self) -> Tensor:
+        """The output [V, C] in evaluation mode, in host memory."""
+        with out_of_memory(self.device, "evaluating"):
+            self.model.train(False)
+            walk = self._walks[False]
+            walk.run(None, None)
+            out: Tensor | None = None
+            start = 0
+            for rows in walk.answers():
+                if out is None:
+                    out = rows.new_empty((self._graph.num_nodes, *rows.shape[1:]))
+                out[self._order[start : start + len(rows)]] = rows
+                start += len(rows)
+            assert out is not None
+            return out
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """When each action ran in the last training step; None before any."""
+        return self._walks[True].timeline()
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """The most held so far, tier -> bytes: counted as reserved; of a GPU, by its allocator."""
+        found: dict[str, int] = {}
+        for walk in self._walks.values():
+            for tier, num_bytes in walk.peak_bytes.items():
+                found[tier] = max(found.get(tier, 0), num_bytes)
+        if self.device.type == "cuda":
+            found["device"] = torch.cuda.max_memory_allocated(self.device)
+        return found
+
+    def sample_memory(self) -> None:
+        """Peaks are counted, not sampled."""
+
+    def not_finite(self) -> str | None:
+        """The first NaN or infinity in what the model reads of the graph, in words, or None."""
+        needs = self.programs[True].needs
+        tables: Mapping[str, Rows | Tensor] = {"x": self._x, **self._edges}
+        for name, rows in tables.items():
+            if name not in needs:
+                continue
+            if isinstance(rows, Tensor):
+                bad = torch.nonzero(~torch.isfinite(rows))
+                found = (int(bad[0]), 0, float(rows[bad[0]])) if len(bad) else None
+            else:
+                found = rows.first_not_finite()
+            if found is not None:
+                row, column, value = found
+                where = f"node {row}" if name == "x" else self._edge(row)
+                return f"{name}[{row}, {column}], of {where}, is {value}"
+        return None
+
+    def _edge(self, edge: int) -> str:
+        end = int(np.searchsorted(self._graph.rowptr, edge, side="right")) - 1
+        return f"edge {int(self._graph.col[edge])} -> {end}"
+
+    def close(self) -> None:
+        """Give host memory and the scratch folder back."""
+        for walk in self._walks.values():
+            walk.close()
+        if self._scratch is not None:
+            self._scratch.close()
+
+
+def _check_counts(plan: Plan, graph: Graph) -> None:
+    planned = (plan.shape.num_nodes, plan.shape.num_edges)
+    if planned != (graph.num_nodes, graph.num_edges):
+        raise PlanError(
+            f"the plan is for {planned[0]:,} nodes and {planned[1]:,} edges, the graph has "
+            f"{graph.num_nodes:,} and {graph.num_edges:,}",
+            hint="tiergnn.plan(graph, model)",
+        )

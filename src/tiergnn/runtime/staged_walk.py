@@ -1,0 +1,181 @@
+"""The walk of a staged schedule: its compute lane in the caller's thread, every other in its own.
+
+An action begins when those that it comes ``after``, and the earlier ones of its lane, are done. On
+a GPU every lane has a stream: actions are queued on it in the same order, events stand for their
+ends, and only what works on host memory waits for one. What an action does, others know
+(``transfers``, ``visits``); nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiergnn.errors import PlanError, TiergnnError
+from tiergnn.kernels.dropout import Key
+from tiergnn.memory.lanes import Lanes, Ticket
+from tiergnn.runtime.buffers import Buffers
+from tiergnn.runtime.transfers import Transfers
+from tiergnn.runtime.visits import Share, Visits
+from tiergnn.runtime.walk import around
+from tiergnn.schedule.actions import Action, Lane, Op
+from tiergnn.schedule.schedule import Schedule
+from tiergnn.schedule.timeline import Span, Timeline
+
+_HOST_LANES = (Lane.HOST, Lane.DISK_READ, Lane.DISK_WRITE)
+
+
+class StagedWalk:
+    """One schedule of one rank, to be walked once a step.
+
+    Raises PlanError for a schedule that asks for what this executor does not do.
+    """
+
+    def __init__(self, schedule: Schedule, buffers: Buffers, transfers: Transfers, visits: Visits):
+        self.schedule = schedule
+        self._buffers, self._visits = buffers, visits
+        self._does: dict[Op, Callable[[Action], Any]] = {
+            Op.RESERVE: lambda action: buffers.reserve(action.writes),
+            Op.RELEASE: lambda action: buffers.release(action.writes),
+            Op.COPY: transfers.copy,
+            Op.ZERO: transfers.zero,
+            Op.ACCUMULATE: transfers.accumulate,
+            Op.FORWARD: visits.forward,
+            Op.RECOMPUTE: visits.recompute,
+            Op.BACKWARD: visits.backward,
+            Op.MOMENTS: visits.moments,
+            Op.COMMIT: visits.commit,
+            Op.LOSS: visits.take_loss,
+        }
+        self._lanes = sorted({str(a.lane) for a in schedule.actions} - {str(Lane.COMPUTE)})
+        self._steps = [action for action in schedule.actions if action.op is not Op.STEP]
+        self._step = next((a for a in schedule.actions if a.op is Op.STEP), None)
+        for action in self._steps:
+            if action.op not in self._does or action.rank or action.slice >= 0:
+                raise PlanError(
+                    f"a staged walk does not {action.op}", culprit=str(action), hint="grinnder"
+                )
+            for name in (*action.reads, *action.writes):
+                if action.op is Op.COPY and buffers.holds(name) is None:
+                    raise PlanError(
+                        f"nothing says what {name} holds",
+                        culprit=str(action),
+                        hint="a plan without hot_frac",
+                    )
+        cuda = buffers.device.type == "cuda"
+        self._streams = {lane: torch.cuda.Stream(buffers.device) for lane in self._lanes if cuda}
+        self._spans: list[Span] = []
+        self._ends: dict[int, torch.cuda.Event] = {}
+
+    def run(self, key: Key | None, share: Share | None) -> Tensor:
+        """Everything before STEP; the loss. Gradients of parameters are added to their ``.grad``.
+
+        A failure, Ctrl-C among them, leaves nothing held and no lane at work, and says where in the
+        schedule it happened.
+        """
+        self._spans, self._ends = [], {}
+        self._visits.begin(key, share)
+        self._buffers.begin()
+        begun = time.perf_counter()
+        try:
+            with Lanes(self._lanes, on_error=self._buffers.stop) as lanes:
+                self._walk(lanes, begun)
+                lanes.drain()
+            return self._visits.loss()
+        except BaseException:
+            self._buffers.abandon()
+            raise
+        finally:
+            self._visits.begin(None, None)
+
+    def _walk(self, lanes: Lanes, begun: float) -> None:
+        tickets: dict[int, Ticket] = {}
+        for action in self._steps:
+            waits = [tickets[i] for i in action.after if i in tickets]
+            if action.lane is not Lane.COMPUTE:
+                tickets[action.index] = lanes.submit(
+                    str(action.lane),
+                    partial(self._do, action, begun),
+                    after=waits,
+                    label=action.label,
+                )
+                continue
+            for ticket in waits:
+                ticket.wait()
+            self._do(action, begun)
+
+    def _do(self, action: Action, begun: float) -> None:
+        start_s = time.perf_counter()
+        try:
+            moved = self._queue(action)
+        except Exception as error:
+            if not isinstance(error, TiergnnError):
+                error.add_note(around(self.schedule, action.index))
+            raise
+        self._spans.append(
+            Span(
+                index=action.index,
+                rank=action.rank,
+                lane=action.lane,
+                label=action.label,
+                start_s=start_s - begun,
+                end_s=time.perf_counter() - begun,
+                moved_bytes=moved,
+            )
+        )
+
+    def _queue(self, action: Action) -> int:
+        """Do an action, or queue it on its lane's stream; gives the bytes that it moves."""
+        if self._buffers.device.type != "cuda":
+            return self._does[action.op](action) or 0
+        stream = self._streams.get(str(action.lane))
+        waits = [self._ends[i] for i in action.after if i in self._ends]
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            for end in waits:
+                if action.lane in _HOST_LANES:
+                    end.synchronize()
+                else:
+                    end.wait()
+            moved = self._does[action.op](action) or 0
+            end = torch.cuda.Event()
+            end.record()
+        self._ends[action.index] = end
+        return moved
+
+    def timeline(self) -> Timeline | None:
+        """When each action of the last step ran; on a GPU, when it was queued."""
+        if not self._spans:
+            return None
+        peaks = self._buffers.peak_bytes
+        return Timeline(
+            source="measured",
+            spans=tuple(sorted(self._spans, key=lambda span: span.index)),
+            peak_bytes=tuple((0, tier, num_bytes) for tier, num_bytes in peaks.items()),
+        )
+
+    def answers(self) -> list[Tensor]:
+        """The lasting rows that the last step left in host memory, by parts."""
+        lasting = [b for b in self.schedule.buffers if b.lasting and not b.given and b.holds]
+        lasting.sort(key=lambda buffer: buffer.holds.part if buffer.holds else 0)
+        if self._buffers.device.type == "cuda":
+            torch.cuda.synchronize(self._buffers.device)
+        return [self._buffers.get(buffer.name) for buffer in lasting]
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """tier -> the most bytes held so far."""
+        return self._buffers.peak_bytes
+
+    def close(self) -> None:
+        """Give host memory back."""
+        self._buffers.abandon()
+
+    def update(self, move: Callable[[], Any]) -> None:
+        """The schedule's STEP: ``move()`` has the optimizer move the parameters."""
+        move()

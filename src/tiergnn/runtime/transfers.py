@@ -1,0 +1,139 @@
+"""Transfers: rows between buffers, by what both hold: whole, gathered from owners, given to them.
+
+Only stored bytes cross a link; rows are widened and narrowed on the device's side of it, and summed
+in float32 (float64 for float64 rows).
+
+Legend: P rows of one part, S source rows it reads, N rows of one transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from tiergnn.memory.moves import add_rows
+from tiergnn.memory.store import RowStore, convert, encode
+from tiergnn.models.moments import moments_grad
+from tiergnn.runtime.buffers import Buffers
+from tiergnn.runtime.parts import Parts, moved, topology_bytes
+from tiergnn.schedule.actions import Action
+from tiergnn.schedule.contents import Content, What
+
+Decode = Callable[[Tensor], Tensor]
+_TOPOLOGY = (What.TOPOLOGY, What.OUT_EDGES)
+
+
+class Transfers:
+    """COPY, ZERO and ACCUMULATE. ``decode`` makes of stored rows of an input what stages read."""
+
+    def __init__(self, buffers: Buffers, parts: Parts, decode: Mapping[str, Decode]):
+        self._buffers, self._parts, self._decode = buffers, parts, dict(decode)
+
+    def copy(self, action: Action) -> int:
+        """Gives the bytes that went over the link, as stored."""
+        return sum(
+            self._copy(source, target) for target in action.writes for source in action.reads
+        )
+
+    def zero(self, action: Action) -> None:
+        """Gradients of parameters are not ours to clear: they add to what the caller left."""
+        for name in action.writes:
+            holds = self._buffers.holds(name)
+            if holds is None:
+                continue
+            if holds.what is What.MOMENTS_GRAD:
+                self._buffers.put(name, None)
+                continue
+            room = self._buffers.room(name)
+            assert isinstance(room, Tensor)
+            room.zero_()
+
+    def accumulate(self, action: Action) -> None:
+        kinds = {self._buffers.holds(name).what: name for name in action.reads}
+        if What.MOMENTS_GRAD in kinds:
+            self._add_moments(kinds, action.writes[0])
+            return
+        source = next(name for name in action.reads if name not in action.writes)
+        for target in action.writes:
+            self._add(source, target)
+
+    def _add_moments(self, kinds: Mapping[What, str], target: str) -> None:
+        """What a part's rows gave to the moments of all rows."""
+        grad = self._buffers.get(kinds[What.MOMENTS_GRAD])
+        if grad is not None:
+            rows, values = (self._buffers.get(kinds[w]) for w in (What.ROWS, What.MOMENTS))
+            self._buffers.get(target).add_(moments_grad(rows, values, grad))
+
+    def _copy(self, source: str, target: str) -> int:
+        here, there = self._buffers.holds(source), self._buffers.holds(target)
+        if here.what in _TOPOLOGY:
+            return self._copy_topology(here, target)
+        value, room = self._buffers.get(source), self._buffers.room(target)
+        if isinstance(room, RowStore):
+            room.write(slice(None), value.reshape(room.num_rows, room.width))
+            return room.num_bytes
+        if isinstance(value, RowStore):
+            value.read(slice(None), room.view(value.num_rows, value.width))
+            return value.num_bytes
+        rows: Tensor | None = None
+        if here.what is What.ROWS and there.what is What.SOURCES:
+            places = self._parts.places(there.part, here.part)
+            room, rows = room[places.low : places.high], places.rows
+        elif here.what is What.SOURCES_GRAD and there.what is What.BUCKET:
+            places = self._parts.places(here.part, there.owner)
+            value = value[places.low : places.high]
+        into = self._buffers.tier(target) == "device"
+        if into:
+            decode = self._decode.get(here.of) if self._buffers.tier(source) != "device" else None
+            _bring(value, rows, room, decode)
+        else:
+            encode(value, room, target)
+        return len(room) * _row_bytes(value if into else room)
+
+    def _copy_topology(self, here: Content, target: str) -> int:
+        """On a CPU the device reads a block where it is: nobody writes one."""
+        block = self._parts.blocks[here.part]
+        if here.what is What.TOPOLOGY:
+            self._buffers.put(target, moved(block, self._buffers.device))
+        return topology_bytes(block, out=here.what is What.OUT_EDGES)
+
+    def _add(self, source: str, target: str) -> None:
+        here, there = self._buffers.holds(source), self._buffers.holds(target)
+        values, total = self._buffers.get(source), self._buffers.get(target)
+        places = self._parts.places(here.part, there.part)
+        if here.what is What.SOURCES_GRAD:
+            values = values[places.low : places.high]
+        if not values.numel():
+            return
+        values, total = values.reshape(len(values), -1), total.view(len(total), -1)
+        if total.dtype in (torch.float32, torch.float64) and values.dtype == total.dtype:
+            if places.rows is None:
+                total += values
+            else:
+                add_rows(total, places.rows, values, torch.arange(len(values)))
+        elif places.rows is None:
+            total.copy_(total.float() + values)
+        else:
+            total[places.rows] = (total[places.rows].float() + values).to(total.dtype)
+
+
+def _bring(value: Tensor, rows: Tensor | None, room: Tensor, decode: Decode | None) -> None:
+    """Rows of host memory into rows of the device."""
+    on_gpu = room.device.type == "cuda" and value.device.type == "cpu"
+    if rows is not None:
+        direct = decode is None and not on_gpu and value.dtype == room.dtype
+        if direct and room.is_contiguous():
+            torch.index_select(value, 0, rows, out=room)
+            return
+        picked = torch.empty((len(rows), *value.shape[1:]), dtype=value.dtype, pin_memory=on_gpu)
+        value = torch.index_select(value, 0, rows, out=picked)
+    if decode is None:
+        convert(value, room)
+    else:
+        room.copy_(decode(value.to(room.device, non_blocking=True)))
+
+
+def _row_bytes(rows: Tensor) -> int:
+    return rows.shape[1:].numel() * rows.element_size()

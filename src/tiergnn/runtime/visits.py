@@ -1,0 +1,188 @@
+"""Visits: what is computed while a part is on the device: a stage's passes, moments, the loss.
+
+Legend: P rows of one part (destinations), S source rows it reads, E its edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiergnn.kernels.block import Block
+from tiergnn.kernels.dropout import Key
+from tiergnn.models.passes import Kept, run_backward, run_forward
+from tiergnn.models.stages import Stage
+from tiergnn.models.trace import Program
+from tiergnn.runtime.buffers import Buffers
+from tiergnn.runtime.parts import Parts
+from tiergnn.schedule.actions import Action, Op
+from tiergnn.schedule.contents import Content, What
+from tiergnn.schedule.schedule import Schedule
+
+# A part's share of the loss of the whole graph, of its output rows [P, ...] and its number.
+Share = Callable[[Tensor, int], Tensor]
+_GRADS = (What.GRAD, What.SOURCES_GRAD)
+
+
+class Visits:
+    """Stages of ``program`` on parts, as one schedule says. Runs on the compute lane alone."""
+
+    def __init__(self, program: Program, schedule: Schedule, buffers: Buffers, parts: Parts):
+        self._stages = {stage.index: stage for stage in program.stages}
+        self._buffers, self._parts = buffers, parts
+        self._num_rows = sum(parts.num_rows)
+        self._makers = {
+            f"s{stage.index}": stage.statistic.name
+            for stage in program.stages
+            if stage.statistic is not None
+        }
+        # Of which rows and moments a backward makes gradients.
+        self._graded: dict[tuple[int, int], set[str]] = {}
+        for action in schedule.actions:
+            if action.op is Op.BACKWARD:
+                found = {content.of for _, content in self._contents(action.writes)}
+                self._graded[action.stage, action.part] = found
+        self._key: Key | None = None
+        self._share: Share | None = None
+        self._losses: list[Tensor] = []
+
+    def begin(self, key: Key | None, share: Share | None) -> None:
+        """A new step; ``share`` is for a schedule with a LOSS."""
+        self._key, self._share, self._losses = key, share, []
+
+    def loss(self) -> Tensor:
+        """The sum of the parts' shares in the order of their visits; 0 before any."""
+        losses, self._losses = self._losses, []
+        return torch.stack(losses).sum() if losses else torch.zeros(())
+
+    def _contents(self, names: Iterable[str]) -> list[tuple[str, Content]]:
+        pairs = ((name, self._buffers.holds(name)) for name in names)
+        return [(name, holds) for name, holds in pairs if holds is not None]
+
+    def _block(self, action: Action) -> Block:
+        """The part's edges: those that were brought, or those that stay on the device."""
+        for name, holds in self._contents(action.reads):
+            if holds.what is What.TOPOLOGY:
+                return self._buffers.get(name)
+        raise AssertionError(str(action))
+
+    def _read(self, action: Action) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Rows by their names: those of sources, and own ones with moments."""
+        gathered: dict[str, Tensor] = {}
+        own: dict[str, Tensor] = {}
+        for name, holds in self._contents(action.reads):
+            if holds.what is What.SOURCES:
+                gathered[holds.of] = self._buffers.get(name)
+            elif holds.what is What.ROWS:
+                own[holds.of] = self._buffers.get(name)
+            elif holds.what is What.MOMENTS:
+                own[self._makers[holds.of]] = self._buffers.get(name)
+        stage, count = self._stages[action.stage], self._parts.num_rows[action.part]
+        for name in stage.reads:
+            if name not in own:
+                own[name] = gathered[name][:count]
+        return gathered, own
+
+    def forward(self, action: Action) -> None:
+        stage = self._stages[action.stage]
+        gathered, own = self._read(action)
+        with torch.no_grad():
+            written = stage.run(self._block(action), self._key, gathered, own)
+        self._write(action, written)
+
+    def recompute(self, action: Action) -> None:
+        """A forward again, by the same key, that keeps what its backward needs."""
+        stage = self._stages[action.stage]
+        gathered, own = self._read(action)
+        graded = self._graded.get((action.stage, action.part), set())
+        graded |= {self._makers[name] for name in graded & self._makers.keys()}
+        for rows in (gathered, own):
+            for name in graded & rows.keys():
+                rows[name] = rows[name].detach().requires_grad_()
+        written, kept = run_forward(stage, self._block(action), self._key, gathered, own, keep=True)
+        self._write(action, written)
+        for name, holds in self._contents(action.writes):
+            if holds.what is What.SAVED:
+                self._buffers.put(name, kept)
+
+    def _write(self, action: Action, written: dict[str, Tensor]) -> None:
+        for name, holds in self._contents(action.writes):
+            if holds.what is What.ROWS:
+                self._buffers.put(name, written[holds.of].detach())
+
+    def backward(self, action: Action) -> None:
+        stage = self._stages[action.stage]
+        kept: Kept | None = None
+        grads: dict[str, Tensor] = {}
+        for name, holds in self._contents(action.reads):
+            if holds.what is What.SAVED:
+                kept = self._buffers.take(name)
+            elif holds.what is What.GRAD and holds.of in stage.writes:
+                grads[holds.of] = self._buffers.get(name)
+        assert kept is not None, str(action)
+        found = run_backward(kept, grads)
+        for name, holds in self._contents(action.writes):
+            if holds.what is What.MOMENTS_GRAD:
+                grad = found.get(self._makers[holds.of])
+                before = self._buffers.get(name)
+                if grad is not None:
+                    self._buffers.put(name, grad if before is None else before + grad)
+            elif holds.what in _GRADS:
+                self._buffers.put(name, self._grad(stage, name, holds, found))
+
+    def _grad(self, stage: Stage, name: str, holds: Content, found: dict[str, Tensor]) -> Tensor:
+        """The gradient of rows that were gathered (and read as own ones, too), or read."""
+        grad, own = found.pop(holds.of, None), None
+        if holds.what is What.SOURCES_GRAD:
+            own = found.pop(f"own:{holds.of}", None)
+        if grad is None or own is not None:
+            total: Any = self._buffers.room(name)
+            if grad is None:
+                total.zero_()
+            else:
+                total.copy_(grad)
+            if own is not None:
+                total[: own.shape[0]] += own
+            return total
+        return grad
+
+    def moments(self, action: Action) -> None:
+        stage = self._stages[action.stage]
+        assert stage.statistic is not None
+        rows = next(self._buffers.get(n) for n, h in self._contents(action.reads))
+        values = self._held_parts(action)
+        with torch.no_grad():
+            block = self._parts.blocks[action.part]
+            values[action.part] = stage.partial(block, {stage.statistic.of: rows})
+
+    def _held_parts(self, action: Action) -> dict[int, Tensor]:
+        name = action.writes[0]
+        if not self._buffers.there(name):
+            self._buffers.put(name, {})
+        return self._buffers.get(name)
+
+    def commit(self, action: Action) -> None:
+        """The moments of all rows; running statistics follow them."""
+        stage = self._stages[action.stage]
+        parts = self._buffers.get(action.reads[0])
+        with torch.no_grad():
+            values = stage.combine([parts[part] for part in sorted(parts)])
+        stage.commit(values, self._num_rows)
+        self._buffers.put(action.writes[0], values)
+
+    def take_loss(self, action: Action) -> None:
+        rows: Tensor = self._buffers.get(action.reads[0]).detach().requires_grad_()
+        assert self._share is not None
+        loss = self._share(rows, action.part)
+        loss.backward()
+        self._losses.append(loss.detach())
+        grad = rows.grad
+        target = action.writes[0]
+        if grad is None:
+            room: Any = self._buffers.room(target)
+            room.zero_()
+        else:
+            self._buffers.put(target, grad)
