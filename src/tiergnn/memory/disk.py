@@ -48,7 +48,6 @@ class DiskRows(RowStore):
         self._crc = np.zeros(records.num_records if own else 0, np.uint32)
         self._written = np.zeros(self._crc.size, np.bool_)
         self._shared = threading.Lock()  # of records that are written in part
-        self._end = records.file_bytes if own else file.num_bytes
         self.io = Counters()  # what the disk moved, in whole sectors
 
     @classmethod
@@ -241,7 +240,8 @@ class DiskRows(RowStore):
             place_rows(slab, fill.starts(self._records), _bits(stored))
         memory = slab.data
         sums = [(record, crc32(memory[at : at + size])) for record, at, size in self._checked(fill)]
-        for start, end, at in self._ranges(fill):
+        ranges = zip(fill.start.tolist(), fill.end.tolist(), fill.at.tolist(), strict=True)
+        for start, end, at in ranges:
             self._file.write(memory[at : at + end - start], start)
             self.io.add(write_calls=1, write_bytes=end - start)
         for record, crc in sums:
@@ -250,13 +250,11 @@ class DiskRows(RowStore):
 
     def _load(self, fill: Fill, slab: np.ndarray, *, locked: bool = False) -> None:
         """A fill's sectors into its slab, checked."""
-        memory = slab.data
-        for start, end, at in self._ranges(fill):
-            needed = min(end, self._end) - start
-            self._file.read(memory[at : at + end - start], start, needed)
-            self.io.add(read_calls=1, read_bytes=end - start)
+        self._file.read_ranges(slab, fill.start, fill.end, fill.at)
+        self.io.add(read_calls=fill.start.size, read_bytes=fill.num_bytes)
         if not self._own:
             return
+        memory = slab.data
         for record, at, size in self._checked(fill):
             if not self._written[record] or crc32(memory[at : at + size]) == self._crc[record]:
                 continue
@@ -278,10 +276,6 @@ class DiskRows(RowStore):
                 first=first,
                 last=last,
             )
-
-    def _ranges(self, fill: Fill) -> Iterator[tuple[int, int, int]]:
-        """(start, end, at): ranges of the file, and where they go in the slab."""
-        return zip(fill.start.tolist(), fill.end.tolist(), fill.at.tolist(), strict=True)
 
     def _checked(self, fill: Fill) -> Iterator[tuple[int, int, int]]:
         """(record, at, bytes) of a fill's records in its slab."""

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numba
+import numpy as np
+
 from tiergnn.errors import StoreError
 from tiergnn.graph.staging import store_errors
 from tiergnn.units import format_bytes
@@ -39,6 +42,24 @@ class Calls:
 
     def write(self, handle: int, buffer: Any, offset: int) -> int:
         return (self.pwritev or os.pwritev)(handle, [buffer], offset)
+
+
+_SYSTEM = Calls()
+_MANY = 8  # ranges, from which on they are read in compiled code
+_pread = numba.types.ExternalFunction(
+    "pread64",
+    numba.types.int64(numba.types.int32, numba.types.uintp, numba.types.uintp, numba.types.int64),
+)
+
+
+@numba.njit(cache=True, nogil=True)
+def _read_whole(handle, slab, start, end, at, first):
+    """Read ranges from ``first`` on; the first that was not read whole, or how many there are."""
+    for i in range(first, start.size):
+        size = end[i] - start[i]
+        if _pread(handle, slab.ctypes.data + at[i], size, start[i]) != size:
+            return i
+    return start.size
 
 
 class SectorFile:
@@ -96,6 +117,27 @@ class SectorFile:
         The file may end after ``needed`` bytes. Raises StoreError where it ends before.
         """
         self._whole("read", self._calls.read, memory, offset, needed)
+
+    def read_ranges(
+        self, slab: np.ndarray, start: np.ndarray, end: np.ndarray, at: np.ndarray
+    ) -> None:
+        """Range i of the file, start[i] to end[i], into the slab from at[i] on; blocks.
+
+        The last one may end after the file does. Many small ones are read without the GIL; whatever
+        is not read whole there, is read again by ``read``, which knows why.
+        """
+        memory, file_end = slab.data, self.num_bytes
+        done, count = 0, start.size
+        while done < count:
+            if self._calls == _SYSTEM and count - done >= _MANY:
+                done = _read_whole(self._handle, slab, start, end, at, done)
+                if done == count:
+                    break
+            first, last, place = int(start[done]), int(end[done]), int(at[done])
+            self.read(memory[place : place + last - first], first, min(last, file_end) - first)
+            done += 1
+        if not self.direct:
+            self.forget(int(start[0]), int(end[-1] - start[0]))
 
     def write(self, memory: memoryview, offset: int) -> None:
         """All of ``memory`` (whole sectors) to ``offset``; blocks."""

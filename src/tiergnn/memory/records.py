@@ -19,7 +19,7 @@ from tiergnn.memory.file import SECTOR_BYTES
 _LEAST_RECORD_BYTES = 64 * 2**10  # a smaller one costs more calls than bytes
 _MOST_RECORD_BYTES = 256 * 2**10
 _WASTE_FRAC = 0.005  # of a record, that a longer one need not better
-GAP_BYTES = 32 * 2**10  # reading on over so much is as fast as another request
+GAP_BYTES = 64 * 2**10  # reading on over so much is as fast as another request
 _LEAST_FILL_BYTES = 64 * 2**10
 _PIECE_ROWS = 2**20  # of an index, planned at once
 
