@@ -124,13 +124,13 @@ def test_directed_path_with_loops_and_duplicates_in_100_parts(method):  # case A
     graph = from_edges(src, dst, 1000)
     before = edges_of(graph)
     parts = partition(graph, 100, method)
-    assert np.bincount(parts.part_of, minlength=100).tolist() == [10] * 100 or method == "metis"
+    assert np.bincount(parts.part_of, minlength=100).tolist() == [10] * 100 or method != "block"
     assert parts.num_nodes.sum() == 1000
     assert parts.num_nodes.max() <= 11
     assert edges_of(graph) == before == Counter(zip(src.tolist(), dst.tolist(), strict=True))
     assert sum((edges_of_part(parts, p) for p in range(100)), Counter()) == before
-    if method == "metis":  # a path falls into runs: few pieces, though duplicates weigh
-        assert parts.edge_cut <= 150
+    if method != "block":  # a path falls into runs: few pieces, though duplicates weigh
+        assert parts.edge_cut <= {"metis": 150, "switching": 240}[method]
 
 
 def edges_of_part(parts: Partition, part: int) -> Counter:
@@ -256,7 +256,7 @@ def test_the_seed_decides(method):
     first, again = (partition(graph, 6, method, seed=1).part_of for _ in range(2))
     assert (first == again).all()
     others = [partition(graph, 6, method, seed=seed).part_of for seed in (0, 2, 3)]
-    assert any((first != other).any() for other in others) == (method == "metis")
+    assert any((first != other).any() for other in others) == (method != "block")
 
 
 def test_block_is_contiguous_and_level():
@@ -288,7 +288,7 @@ def test_small_and_empty():
 @pytest.mark.parametrize("num_parts", [4, 16])
 def test_metis_cuts_fewer_edges_than_block_on_real_graphs(name, num_parts):
     graph = real_graph(name)
-    block, metis = (partition(graph, num_parts, method) for method in METHODS)
+    block, metis = (partition(graph, num_parts, method) for method in ("block", "metis"))
     assert metis.edge_cut < block.edge_cut
     assert metis.expansion_ratio < block.expansion_ratio
     assert all(found.holds is not False for found in metis.balances())
@@ -325,7 +325,7 @@ def test_metis_missing_is_one_clear_error(monkeypatch):
 
 def test_bad_arguments_name_the_way_out():
     graph = sbm(100, 2, degree=4)
-    with pytest.raises(ConfigError, match="'metis', or one of block, metis"):
+    with pytest.raises(ConfigError, match="'metis', or one of block, metis, switching, auto"):
         partition(graph, 2, "metsi")
     for num_parts in (0, -1, 2**31):
         with pytest.raises(ConfigError, match="1 part or more"):

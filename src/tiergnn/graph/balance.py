@@ -100,7 +100,7 @@ def read_balance(
 def weigh(graph: Graph, name: str) -> np.ndarray:
     """int64 [V]: what each node adds to its part's load of nodes, in-edges, or a split."""
     if name == "nodes":
-        return np.ones(graph.num_nodes, np.int64)
+        return np.broadcast_to(np.int64(1), graph.num_nodes)
     if name == "edges":
         return graph.in_degree
     weight = np.zeros(graph.num_nodes, np.int64)

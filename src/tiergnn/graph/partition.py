@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from tiergnn.errors import ConfigError, GraphError, unknown
 from tiergnn.graph import partition_text
 from tiergnn.graph.balance import Criterion, blend, cut, read_balance, sum_by_part
+from tiergnn.graph.choosing import choose
 from tiergnn.graph.csr import Graph, check_ids, index_dtype
 from tiergnn.graph.metis import metis
 from tiergnn.graph.parts import Halo, PartCSR, group, list_halos, localise, tally
+from tiergnn.graph.switching import switching
+from tiergnn.units import parse_bytes
 
 _log = logging.getLogger("tiergnn")
 
@@ -51,6 +56,7 @@ class Partition:
     method: str = "given"
     seed: int = 0
     balance: tuple[tuple[str, float], ...] = ()  # what was asked: name, largest over mean load
+    reason: str = ""  # why this method, where it was chosen for the user
     saved_halos: tuple[np.ndarray, np.ndarray] | None = None  # ``halos``, where a file has them
 
     def __post_init__(self) -> None:
@@ -297,7 +303,7 @@ def block(graph: Graph, num_parts: int, criteria: list[Criterion], seed: int) ->
     return np.repeat(np.arange(num_parts, dtype=np.int32), np.diff(ptr))
 
 
-METHODS = {"block": block, "metis": metis}
+METHODS = {"block": block, "metis": metis, "switching": switching}
 
 
 def partition(
@@ -307,41 +313,72 @@ def partition(
     *,
     seed: int = 0,
     balance: Mapping[str, float | None] | Iterable[str] | str = ("nodes",),
+    memory: int | str | None = None,
+    num_threads: int | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Partition:
     """Share the nodes of ``graph`` out over parts. The same arguments give the same parts.
 
-    method: "block" (contiguous ranges of node ids) or "metis" (few edges cut; needs pymetis).
+    method: "block" (contiguous ranges of node ids), "metis" (few edges cut; needs pymetis),
+    "switching" (few rows read from other parts, a quarter of the graph's memory beside it) or
+    "auto", which takes one of them by size and memory and says why in ``reason``.
     METIS sees the graph without directions, loops and duplicates; edges count as often as they
     occur. More parts than nodes leave some empty.
-    seed: of METIS; block uses none.
+    seed: of METIS and switching; block uses none.
     balance: "nodes", "edges" (in-edges) and names of splits, or a mapping from those to the
     largest accepted load over mean load (1.03 for nodes, 1.05 for edges, splits to the node). What
     a method cannot hold is logged and shown by ``summary``.
+    memory: what "auto" may take, as "8GiB" or in bytes; by default what is free.
+    num_threads: of switching, whose parts do not depend on it; by default all processors that
+    this process may use.
+    progress: called by switching with (phase, done, total) now and then.
     Raises ConfigError on unknown names, and for METIS without pymetis.
     """
-    if method not in METHODS:
-        raise unknown("partition method", method, METHODS)
+    if method not in METHODS and method != "auto":
+        raise unknown("partition method", method, [*METHODS, "auto"])
     try:
         num_parts, seed = operator.index(num_parts), operator.index(seed)
+        num_threads = None if num_threads is None else operator.index(num_threads)
     except TypeError as error:
         raise ConfigError(
-            f"num_parts and seed are whole numbers, had {num_parts!r} and {seed!r}"
+            "num_parts, seed and num_threads are whole numbers, "
+            f"had {num_parts!r}, {seed!r} and {num_threads!r}"
         ) from error
     if not 1 <= num_parts < 2**31:
         raise ConfigError(f"a partition needs 1 part or more, had {num_parts}")
+    if num_threads is not None and num_threads < 1:
+        raise ConfigError(f"num_threads is 1 or more, had {num_threads}")
     criteria = read_balance(graph, balance)
+    reason = ""
+    if method == "auto":
+        method, reason = choose(
+            graph.num_nodes,
+            graph.num_edges,
+            graph.topology_bytes,
+            num_parts,
+            free_bytes=psutil.virtual_memory().available if memory is None else parse_bytes(memory),
+            has_metis=find_spec("pymetis") is not None,
+        )
+        _log.info("auto takes %s: %s", method, reason)
+    if method == "switching":
+        part_of = switching(
+            graph, num_parts, criteria, seed, num_threads=num_threads, progress=progress
+        )
+    else:
+        part_of = METHODS[method](graph, num_parts, criteria, seed)
     made = Partition(
         graph=graph,
-        part_of=METHODS[method](graph, num_parts, criteria, seed),
+        part_of=part_of,
         num_parts=num_parts,
         method=method,
         seed=seed,
         balance=tuple((c.name, c.tolerance) for c in criteria),
+        reason=reason,
     )
     missed = [b for b in made.balances() if b.holds is False]
     if missed:
         found = ", ".join(f"{b.name} {b.found:.3f} (asked {b.asked:g})" for b in missed)
-        way_out = "method='metis', or " if method == "block" else ""
+        way_out = "method='metis' or 'switching', or " if method == "block" else ""
         _log.warning(
             "%s into %d parts leaves the largest part above the mean: %s. Try %sfewer parts, "
             "or a wider balance",

@@ -37,10 +37,11 @@ def table(partition: Partition) -> tuple[list[str], list[list[str]]]:
 
 def summary(partition: Partition) -> list[tuple[str, str]]:
     """(name, value) pairs; see ``Partition.summary``."""
-    seed = f", seed {partition.seed}" if partition.method == "metis" else ""
+    seed = f", seed {partition.seed}" if partition.method in ("metis", "switching") else ""
+    why = f" (auto: {partition.reason})" if partition.reason else ""
     cut = f"{format_count(partition.edge_cut)} ({partition.edge_cut_frac:.1%} of edges)"
     lines = [
-        ("method", f"{partition.method}{seed}"),
+        ("method", f"{partition.method}{seed}{why}"),
         ("parts", format_count(partition.num_parts)),
         ("edge cut", cut),
         ("expansion ratio", f"{partition.expansion_ratio:.3f}"),
@@ -78,6 +79,7 @@ def to_json(partition: Partition) -> dict[str, Any]:
     """Plain JSON values; see ``Partition.to_json``."""
     return {
         "method": partition.method,
+        "reason": partition.reason,
         "seed": partition.seed,
         "num_parts": partition.num_parts,
         "num_nodes": partition.graph.num_nodes,

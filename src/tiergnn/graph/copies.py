@@ -1,0 +1,236 @@
+"""Copies: moving nodes to where fewer rows of other parts must be read in all.
+
+Legend: n nodes, C criteria, K parts, W words of 32 parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numba
+import numpy as np
+
+from tiergnn.graph.refinement import Shares, has_room, may_leave, move
+
+_PARTS_A_WORD = 32
+# The place of a single bit: the top five bits of the bit times this de Bruijn sequence name it.
+_DE_BRUIJN = np.uint32(0x077CB531)
+_PLACES = np.empty(32, np.int32)
+_PLACES[(np.uint32(_DE_BRUIJN) * (np.uint32(1) << np.arange(32, dtype=np.uint32))) >> 27] = (
+    np.arange(32)
+)
+
+
+def copy_bytes(num_nodes: int, num_parts: int) -> int:
+    """What ``spare_copies`` holds."""
+    return 2 * 4 * num_nodes * -(-num_parts // _PARTS_A_WORD)
+
+
+def spare_copies(shares: Shares, rounds: int, tell: Callable[[], None]) -> None:
+    """Move nodes while that lowers the number of halo rows of all parts.
+
+    A row is copied to each part that reads it and does not own it. Of each node two bits a part
+    are held: whether one node of the part reads it, and whether more do. So a move's effect on
+    all copies follows from the node's own edges. All nodes of a chunk choose, then they move in
+    order of what they save, each judged again by then. Level must be the graph itself.
+    """
+    level = shares.level
+    num_nodes = level.num_nodes
+    words = -(-shares.num_parts // _PARTS_A_WORD)
+    bits = np.zeros((num_nodes, 2 * words), np.uint32)  # W for one reader or more, W for several
+    for _ in range(rounds):
+        for chunk, count in level.chunks():
+            _mark_chunk(shares, chunk, count, bits)
+            tell()
+        spared = 0
+        for chunk, count in level.chunks():
+            target, gain = np.empty(count, np.int32), np.empty(count, np.int32)
+            given = (chunk, level.shift, level.rowptr, level.col, level.load)
+            given += (shares.part_of, shares.load, shares.bounds, bits)
+            level.spread(partial(_choose_all, given, target, gain), count)
+            movers = np.flatnonzero(target >= 0)
+            spared += _enter(movers[np.argsort(-gain[movers], kind="stable")], *given)
+            tell()
+        if spared * 200 < num_nodes:
+            break
+
+
+def _choose_all(
+    given: tuple[Any, ...], target: np.ndarray, gain: np.ndarray, first: int, last: int
+) -> None:
+    _choose(first, last, *given, target, gain)
+
+
+def _mark_chunk(shares: Shares, chunk: int, count: int, bits: np.ndarray) -> None:
+    level = shares.level
+    ptr, reader = (level.rowptr, level.col) if level.two_way else level.readers(chunk, count)
+    given = (chunk, level.shift, ptr, reader, level.two_way, shares.part_of, bits)
+    level.spread(lambda first, last: _mark(first, last, *given), count)
+
+
+@numba.njit(cache=True, nogil=True)
+def _mark(first, last, chunk, shift, ptr, reader, whole, part_of, bits):
+    """Set the bits of nodes first..last of a chunk. whole: ptr is of all nodes."""
+    words = bits.shape[1] // 2
+    for i in range(first, last):
+        v = chunk + (np.int64(i) << shift)
+        row = v if whole else i
+        bits[v, :] = 0
+        before = np.int64(-1)
+        for e in range(ptr[row], ptr[row + 1]):
+            u = np.int64(reader[e])
+            if u != v and u != before:
+                word, bit = part_of[u] >> 5, np.uint32(1) << np.uint32(part_of[u] & 31)
+                if bits[v, word] & bit:
+                    bits[v, words + word] |= bit
+                bits[v, word] |= bit
+            before = u
+
+
+@numba.njit(cache=True, nogil=True)
+def _read(bits, v, part):
+    """Whether a node of part reads v."""
+    return (bits[v, part >> 5] >> np.uint32(part & 31)) & np.uint32(1) != 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _read_more(bits, v, part):
+    """Whether several nodes of part read v."""
+    word = bits.shape[1] // 2 + (part >> 5)
+    return (bits[v, word] >> np.uint32(part & 31)) & np.uint32(1) != 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _may_spare(v, rowptr, col, part_of, bits):
+    """Whether any move of v could spare copies: a bound that needs no count by parts.
+
+    Rows that only v's own part has must be copied to wherever it goes.
+    """
+    source = part_of[v]
+    spared, needed = 0, 0
+    before = np.int64(-1)
+    for e in range(rowptr[v], rowptr[v + 1]):
+        u = np.int64(col[e])
+        if u != v and u != before:
+            if part_of[u] != source:
+                spared += not _read_more(bits, u, source)
+            else:
+                others = np.uint32(0)
+                for word in range(bits.shape[1] // 2):
+                    others |= bits[u, word]
+                    if word == source >> 5:
+                        others &= ~(np.uint32(1) << np.uint32(source & 31))
+                needed += others == 0
+        before = u
+    return spared + 1 > needed
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(v, source, rowptr, col, part_of, bits, have, met):
+    """Fill have [K] and met: of the rows that v reads, how many each part has anyway.
+
+    Returns how many parts were met, how many rows v reads, and those that its own part would
+    need no more without it.
+    """
+    num_met, num_read, spared = 0, 0, 0
+    before = np.int64(-1)
+    for e in range(rowptr[v], rowptr[v + 1]):
+        u = np.int64(col[e])
+        if u != v and u != before:
+            num_read += 1
+            owner = part_of[u]
+            if owner != source and not _read_more(bits, u, source):
+                spared += 1
+            if have[owner] == 0:
+                met[num_met] = owner
+                num_met += 1
+            have[owner] += 1
+            for word in range(bits.shape[1] // 2):
+                left = bits[u, word]
+                while left:
+                    lowest = left & (~left + np.uint32(1))
+                    left ^= lowest
+                    place = np.uint32(lowest * _DE_BRUIJN) >> np.uint32(27)
+                    part = np.int32(word * 32) + _PLACES[place]
+                    if part != owner:
+                        if have[part] == 0:
+                            met[num_met] = part
+                            num_met += 1
+                        have[part] += 1
+        before = u
+    return num_met, num_read, spared
+
+
+@numba.njit(cache=True, nogil=True)
+def _best(v, rowptr, col, load, part_of, part_load, bounds, bits, have, met):
+    """The part with room to which v's move spares most copies, and how many; -1 and 0: none."""
+    source = part_of[v]
+    num_met, num_read, spared = _count(v, source, rowptr, col, part_of, bits, have, met)
+    best, best_gain = np.int32(-1), 0
+    for j in range(num_met):
+        part = met[j]
+        if part != source:
+            gain = spared - (num_read - have[part])
+            gain += _read(bits, v, part)
+            gain -= _read(bits, v, source)
+            if (gain > best_gain or (gain == best_gain and best >= 0 and part < best)) and (
+                has_room(v, part, load, part_load, bounds)
+            ):
+                best, best_gain = part, gain
+    for j in range(num_met):
+        have[met[j]] = 0
+    if best >= 0 and not may_leave(v, source, load, part_load, bounds):
+        best, best_gain = np.int32(-1), 0
+    return best, best_gain
+
+
+@numba.njit(cache=True, nogil=True)
+def _choose(
+    first, last, chunk, shift, rowptr, col, load, part_of, part_load, bounds, bits, target, gain
+):  # fmt: skip
+    have = np.zeros(part_load.shape[1], np.int64)
+    met = np.empty(part_load.shape[1], np.int32)
+    for i in range(first, last):
+        v = chunk + (np.int64(i) << shift)
+        target[i], gain[i] = -1, 0
+        if _may_spare(v, rowptr, col, part_of, bits):
+            target[i], gain[i] = _best(
+                v, rowptr, col, load, part_of, part_load, bounds, bits, have, met
+            )
+
+
+@numba.njit(cache=True, nogil=True)
+def _enter(
+    movers, chunk, shift, rowptr, col, load, part_of, part_load, bounds, bits
+):  # fmt: skip
+    """Make the moves that still spare copies, in order; returns how many are spared.
+
+    A part with several readers keeps its bit when they leave, until bits are set anew.
+    """
+    have = np.zeros(part_load.shape[1], np.int64)
+    met = np.empty(part_load.shape[1], np.int32)
+    words = bits.shape[1] // 2
+    spared = 0
+    for j in range(movers.size):
+        v = chunk + (movers[j] << shift)
+        source = part_of[v]
+        part, gain = _best(v, rowptr, col, load, part_of, part_load, bounds, bits, have, met)
+        if part < 0:
+            continue
+        spared += gain
+        move(v, part, load, part_of, part_load)
+        before = np.int64(-1)
+        for e in range(rowptr[v], rowptr[v + 1]):
+            u = np.int64(col[e])
+            if u != v and u != before:
+                bit = np.uint32(1) << np.uint32(source & 31)
+                if not bits[u, words + (source >> 5)] & bit:
+                    bits[u, source >> 5] &= ~bit
+                bit = np.uint32(1) << np.uint32(part & 31)
+                if bits[u, part >> 5] & bit:
+                    bits[u, words + (part >> 5)] |= bit
+                bits[u, part >> 5] |= bit
+            before = u
+    return spared

@@ -1,0 +1,231 @@
+"""The switching-aware partitioner: few rows read from other parts, in little memory.
+
+Legend: V nodes, E edges, n nodes of a level, m clusters, C criteria, K parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tiergnn.graph.balance import Criterion, rebalance
+from tiergnn.graph.bisection import bisect
+from tiergnn.graph.clusters import cluster, contract
+from tiergnn.graph.copies import copy_bytes, spare_copies
+from tiergnn.graph.csr import Graph
+from tiergnn.graph.draws import stream_key
+from tiergnn.graph.level import Level, is_two_way
+from tiergnn.graph.refinement import Shares, refine
+from tiergnn.graph.undirected import View
+from tiergnn.threads import num_processors
+
+Progress = Callable[[str, int, int], None]
+
+# What may be held beside the graph in all: a share of its bytes, but this much of any graph.
+_SHARE = 0.25
+_LEAST_BYTES = 64 << 20
+_SMALLEST = 32  # nodes a part at which merging ends
+_LUMPS = 24  # clusters that make up a part, at least
+_GROWTH = 10  # mean nodes in the largest cluster of a level
+_GUARD = 3.0  # largest accepted load of edges over mean load where none is asked for
+_REBALANCE_BYTES = 80  # a node, of ``rebalance``
+_SIZE_TOTAL = 1 << 30  # what the sizes of all nodes add up to
+_CLUSTERING, _HALVING, _REFINING = 0, 1000, 2000  # streams of random numbers
+
+
+@dataclass(slots=True)
+class _Steps:
+    """Tells progress of one phase, a step a call."""
+
+    progress: Progress | None
+    phase: str
+    total: int
+    done: int = 0
+
+    def __call__(self) -> None:
+        self.done = min(self.done + 1, self.total)
+        if self.progress is not None:
+            self.progress(self.phase, self.done, self.total)
+
+
+def switching(
+    graph: Graph,
+    num_parts: int,
+    criteria: list[Criterion],
+    seed: int,
+    *,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """int32 [V]: parts whose rows and halos together are few, in time linear in edges.
+
+    Nodes are merged into clusters, clusters into larger ones, by label propagation whose clusters
+    have a largest size; the smallest graph is halved until there are K parts; then each level's
+    nodes move to where more of their edges lie, and at last to where fewer rows must be copied.
+    No part takes more than its bounds; a load that whole clusters could not meet is levelled by
+    moving single nodes.
+    Edges are balanced to three times the mean even where they are not asked for.
+    The same for any number of threads (None: all processors that this process may use). Beside
+    the graph it holds a quarter of its bytes, or 64 MiB: it merges further, and forgets the
+    weakest edges between clusters, where that would not do.
+    """
+    if min(num_parts, graph.num_nodes) <= 1:
+        return np.zeros(graph.num_nodes, np.int32)
+    budget = max(_LEAST_BYTES, int(_SHARE * graph.topology_bytes))
+    finest = _finest(graph, budget, num_threads or num_processors())
+    levels, labels, size = _merge(finest, graph, num_parts, criteria, seed, budget, progress)
+    slack = min(c.tolerance for c in criteria) - 1
+    part_of = bisect(levels[-1], size, num_parts, slack, _derived(seed, _HALVING))
+    del size
+    bounds = _bounds(graph, criteria, num_parts)
+    for depth in range(len(labels), 0, -1):
+        shares = Shares.of(levels.pop(), part_of, num_parts, bounds)
+        refine(shares, 8, _derived(seed, _REFINING + depth), lambda: None)
+        part_of = shares.part_of[labels.pop()]
+    level = replace(finest, load=_loads(graph, criteria))
+    shares = Shares.of(level, part_of, num_parts, bounds)
+    chunks = 1 << level.shift
+    refine(shares, 8, _derived(seed, _REFINING), _Steps(progress, "refine", 8 * chunks))
+    fits = copy_bytes(graph.num_nodes, num_parts) <= budget // 2
+    # Of a graph that is large beside the budget a second round spares little for its time.
+    turns = 1 if graph.topology_bytes > budget else 3
+    tell = _Steps(progress, "copies", 2 * turns * chunks)
+    if fits:
+        spare_copies(shares, turns, tell)
+    held = _unmet(shares, criteria, graph, budget)
+    if not held:
+        return shares.part_of
+    # Where a graph is directed this sees who is read, not who reads: it only breaks ties.
+    view = View(xadj=graph.rowptr, adjncy=graph.col, eweight=np.empty(0, np.int64))
+    part_of = rebalance(shares.part_of, num_parts, held, view)
+    if fits:
+        shares = Shares.of(level, part_of, num_parts, bounds)
+        if (shares.load <= bounds[:, 1:]).all():
+            spare_copies(shares, turns, tell)
+    return part_of
+
+
+def _unmet(shares: Shares, criteria: list[Criterion], graph: Graph, budget: int) -> list[Criterion]:
+    """What single nodes must still level: nothing, or all that is asked for.
+
+    The bound of edges that nobody asked for joins where there is memory for that.
+    """
+    num_parts = shares.num_parts
+    asked = all(c.holds(c.loads(shares.part_of, num_parts)) for c in criteria)
+    if (shares.load <= shares.bounds[:, 1:]).all() and asked:
+        return []
+    if len(criteria) < shares.bounds.shape[0]:
+        if _REBALANCE_BYTES * graph.num_nodes <= budget:
+            guard = Criterion(name="edges", tolerance=_GUARD, weight=graph.in_degree)
+            return [*criteria, guard]
+        if asked:
+            return []
+    return criteria
+
+
+def _derived(seed: int, stream: int) -> int:
+    return int(stream_key(seed, stream))
+
+
+def _finest(graph: Graph, budget: int, num_threads: int) -> Level:
+    """The graph itself. Lists of readers are of so few nodes at a time as memory allows."""
+    two_way = is_two_way(graph.rowptr, graph.col, num_threads)
+    shift = 3
+    while not two_way and graph.topology_bytes >> shift > budget // 8 and shift < 8:
+        shift += 1
+    return Level(
+        rowptr=graph.rowptr,
+        col=graph.col,
+        weight=np.empty(0, np.int32),
+        load=np.empty((0, 0), np.int32),  # not needed before the last steps
+        two_way=two_way,
+        shift=shift,
+        num_threads=num_threads,
+    )
+
+
+def _merge(
+    finest: Level,
+    graph: Graph,
+    num_parts: int,
+    criteria: list[Criterion],
+    seed: int,
+    budget: int,
+    progress: Progress | None,
+) -> tuple[list[Level], list[np.ndarray], np.ndarray]:
+    """Levels from the graph to the smallest; clusters int32 [n] of each but the last; its sizes.
+
+    A graph that is large beside the budget is merged in one go, for each level takes memory.
+    """
+    levels, labels, size = [finest], [], _sizes(graph, criteria)
+    hasty = graph.topology_bytes > budget
+    while levels[-1].num_nodes > _SMALLEST * num_parts:
+        level, depth = levels[-1], len(labels)
+        rounds = 6 if hasty and depth == 0 else 3
+        most = _SIZE_TOTAL // (_LUMPS * num_parts)
+        if not (hasty and depth == 0):
+            most = min(most, _GROWTH * (_SIZE_TOTAL // level.num_nodes))
+        tell: Callable[[], None] = lambda: None  # noqa: E731
+        if depth == 0:
+            tell = _Steps(progress, "cluster", rounds << level.shift)
+        key = _derived(seed, _CLUSTERING + depth)
+        label, count = cluster(level, size, max(most, int(size.max())), rounds, key, tell)
+        if count > 0.9 * level.num_nodes:
+            break
+        if depth == 0:
+            load = _loads(graph, criteria, label, count)
+        else:
+            load = _add_up(label, level.load.T, count)
+        size = np.bincount(label, size, count).astype(np.int32)
+        levels.append(contract(level, label, load, budget // 3))
+        labels.append(label)
+    return levels, labels, size
+
+
+def _columns(graph: Graph, criteria: list[Criterion]) -> list[np.ndarray]:
+    """[V] each: what is held level. Edges always are."""
+    columns = [c.weight for c in criteria]
+    return columns if any(c.name == "edges" for c in criteria) else [*columns, graph.in_degree]
+
+
+def _loads(
+    graph: Graph,
+    criteria: list[Criterion],
+    label: np.ndarray | None = None,
+    count: int = 0,
+) -> np.ndarray:
+    """What each node, or each of ``count`` clusters, adds to the load of its part, [n, C]."""
+    columns = _columns(graph, criteria)
+    if label is not None:
+        return _add_up(label, columns, count)
+    load = np.empty((graph.num_nodes, len(columns)), np.int32)
+    for c, column in enumerate(columns):
+        load[:, c] = column
+    return load
+
+
+def _add_up(label: np.ndarray, columns: list[np.ndarray] | np.ndarray, count: int) -> np.ndarray:
+    load = np.empty((count, len(columns)), np.int64)
+    for c, column in enumerate(columns):
+        load[:, c] = np.bincount(label, column, count)  # float64: exact below 2**53
+    return load
+
+
+def _bounds(graph: Graph, criteria: list[Criterion], num_parts: int) -> np.ndarray:
+    """int64 [C, 2]: least and most of each load."""
+    bounds = [c.bounds(num_parts) for c in criteria]
+    if all(c.name != "edges" for c in criteria):
+        largest = int(graph.in_degree.max())
+        bounds.append((0, max(int(_GUARD * graph.num_edges / num_parts), 2 * largest)))
+    return np.array(bounds, np.int64)
+
+
+def _sizes(graph: Graph, criteria: list[Criterion]) -> np.ndarray:
+    """int32 [V]: a node's mean share of what is asked to be level; splits are left out."""
+    held = [c for c in criteria if c.name in ("nodes", "edges") and c.total]
+    size = np.zeros(graph.num_nodes, np.float32)
+    for c in held:
+        size += c.weight * np.float32(_SIZE_TOTAL / c.total / len(held))
+    return np.maximum(size, 1).astype(np.int32)

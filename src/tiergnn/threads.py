@@ -1,0 +1,51 @@
+"""Running one call in pieces on several threads, for work that releases the GIL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import count
+
+_PIECES_PER_THREAD = 16  # so that a thread held up by another process does not hold up the rest
+_pools: dict[int, ThreadPoolExecutor] = {}
+# A child process has its parent's pools but not their threads.
+os.register_at_fork(after_in_child=_pools.clear)
+
+
+def num_processors() -> int:
+    """Processors that this process may use: OMP_NUM_THREADS where it is set, as for torch."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def spread(work: Callable[[int, int], None], num_tasks: int, num_threads: int) -> None:
+    """Call ``work(first, last)`` on pieces that cover range(num_tasks); returns when all are done.
+
+    Pieces run in any order, on the caller's thread and on num_threads - 1 others, so ``work`` must
+    release the GIL and tasks must not write to the same places.
+    """
+    num_threads = min(num_threads, num_tasks)
+    if num_threads <= 1:
+        work(0, num_tasks)
+        return
+    step = max(1, num_tasks // (num_threads * _PIECES_PER_THREAD))
+    firsts = count(0, step)  # next() on it is atomic
+
+    def take() -> None:
+        while (first := next(firsts)) < num_tasks:
+            work(first, min(first + step, num_tasks))
+
+    if num_threads not in _pools:
+        _pools[num_threads] = ThreadPoolExecutor(num_threads - 1, "tiergnn")
+    others = [_pools[num_threads].submit(take) for _ in range(num_threads - 1)]
+    try:
+        take()
+    finally:
+        wait(others)  # they read the caller's arrays
+    for other in others:
+        other.result()
