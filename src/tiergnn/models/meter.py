@@ -165,8 +165,9 @@ class _Bench:
     def rows(self, stage: Stage, sample: SampleBlock) -> _Rows:
         """New rows for one run of a stage."""
         gathered = {n: self._make(n, sample.extent.sources) for n in stage.gathers}
-        own = {n: self._make(n, sample.extent.rows) for n in stage.reads}
-        own |= {n: self._make(n, sample.extent.edges) for n in stage.edges}
+        own = {
+            n: self._make(n, self.count(n, sample.extent)) for n in (*stage.reads, *stage.edges)
+        }
         if stage.statistic is not None and stage.statistic.of not in own:
             own[stage.statistic.of] = self._make(stage.statistic.of, sample.extent.rows)
         for name in stage.statistics:
@@ -343,7 +344,7 @@ class _Fits:
             return
         owned = [min(a, p.written[index]) for a, p in zip(declared, passes, strict=True)]
         new, again = self._events("keep")
-        self.kept = again[-1] - law.size(owned) - moments
+        self.kept = self._not_less_than_none(again[-1] - law.size(owned) - moments, blocks)
         self.lasting_forward += new[-1] - again[-1]
         self.kept_held = self._peak([new, again], rows + moments)
         new, again = self._events("backward")
@@ -358,6 +359,11 @@ class _Fits:
             for again in (0, 1)
         )
         return first, then
+
+    def _not_less_than_none(self, size: Size, extents: Sequence[Extent]) -> Size:
+        """Rows that a stage writes may lie in memory that the block holds for good: no less."""
+        found = [size.at(extent) for extent in extents]
+        return size if min(found) >= 0 else self._law.size([max(0, n) for n in found])
 
     @staticmethod
     def _peak(runs: Sequence[Sequence[Size]], less: Size) -> Peak:
