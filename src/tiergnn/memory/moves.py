@@ -5,20 +5,17 @@ Legend: R rows of a table, D columns, N rows of one request, U units of a row (1
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 
 import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-_SPREAD_BYTES = 2**20  # less than this is not worth a second thread
+from tiergnn import threads
+
+_PIECE_BYTES = 2**18  # a smaller one is not worth another thread's look
 _UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_pools: dict[int, ThreadPoolExecutor] = {}
-# A child process has its parent's pools but not their threads.
-os.register_at_fork(after_in_child=_pools.clear)
 
 
 def ascending(index: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -38,31 +35,21 @@ def add_rows(target: Tensor, slot: Tensor, values: Tensor, source: Tensor) -> No
     target [R, D] and values are CPU tensors of one dtype, float32 or float64; slot [N] ascends.
     """
     arrays = target.numpy(), slot.numpy(), values.numpy(), source.numpy()
-    spread(
+    _spread(
         lambda low, high: _add_rows(arrays[0], arrays[1][low:high], arrays[2], arrays[3][low:high]),
         arrays[1],
         target.shape[1] * target.element_size(),
     )
 
 
-def spread(work: Callable[[int, int], None], rows: np.ndarray, row_bytes: int) -> None:
+def _spread(work: Callable[[int, int], None], rows: np.ndarray, row_bytes: int) -> None:
     """Call ``work(low, high)`` on even pieces of ascending ``rows``, no row in two of them."""
-    num_threads = min(torch.get_num_threads(), 1 + rows.size * row_bytes // _SPREAD_BYTES)
-    if num_threads <= 1:
-        work(0, rows.size)
-        return
-    middles = [rows.size * i // num_threads for i in range(1, num_threads)]
-    cuts = [0, *(int(np.searchsorted(rows, rows[at])) for at in middles), rows.size]
-    if num_threads not in _pools:
-        _pools[num_threads] = ThreadPoolExecutor(num_threads - 1, "tiergnn-rows")
-    pool = _pools[num_threads]
-    others = [pool.submit(work, cuts[i], cuts[i + 1]) for i in range(1, num_threads)]
-    try:
-        work(0, cuts[1])
-    finally:
-        wait(others)
-    for other in others:
-        other.result()
+    num_pieces = max(1, rows.size * row_bytes // _PIECE_BYTES)
+    middles = [rows.size * i // num_pieces for i in range(1, num_pieces)]
+    cuts = [0, *np.searchsorted(rows, rows[middles]).tolist(), rows.size]
+    threads.spread(
+        lambda first, last: work(cuts[first], cuts[last]), num_pieces, torch.get_num_threads()
+    )
 
 
 def pick_rows(memory: np.ndarray, starts: np.ndarray, out: np.ndarray, into: np.ndarray) -> None:
