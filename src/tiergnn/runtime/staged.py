@@ -22,6 +22,7 @@ from tiergnn.graph.partition import METHODS, Partition, partition
 from tiergnn.graph.shape import layout_of
 from tiergnn.kernels.block import wrap
 from tiergnn.kernels.dropout import step_key
+from tiergnn.memory.disk import DiskRows
 from tiergnn.memory.scratch import Scratch
 from tiergnn.models.meter import meter
 from tiergnn.models.trace import Program, trace
@@ -37,7 +38,7 @@ from tiergnn.runtime.staged_walk import StagedWalk
 from tiergnn.runtime.transfers import Transfers
 from tiergnn.runtime.visits import Share, Visits
 from tiergnn.schedule.check import check
-from tiergnn.schedule.contents import What
+from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.workload import Workload
@@ -49,8 +50,9 @@ class Staged:
     """A model over a graph in the parts of ``plan``.
 
     The model is moved to ``device`` and ``dtype`` in place. ``labelled`` are the nodes that make
-    the loss. ``parts`` shares the nodes out; None: as planned. ``scratch`` is the folder for what
-    goes to the disk. Schedules are written anew for the parts as they are, and proved.
+    the loss. ``parts`` shares the nodes out; None: as planned. ``evaluated`` is the workload of an
+    evaluation; None: it is metered. ``scratch`` is the folder for what goes to the disk. Schedules
+    are written anew for the parts as they are, and proved.
     Raises PlanError for a plan of another graph, and where the parts do not fit its machine;
     ConfigError for a model that cannot be traced.
     """
@@ -69,6 +71,7 @@ class Staged:
         seed: int = 0,
         normalize_rows: bool = False,
         parts: Partition | None = None,
+        evaluated: Workload | None = None,
         scratch: str | Path | None = None,
     ):
         if plan.strategy not in EVALUATIONS:
@@ -100,7 +103,8 @@ class Staged:
         self.programs: dict[bool, Program] = {
             training: trace(self.model, inputs, training=training) for training in (True, False)
         }
-        evaluated = meter(self.model, inputs, training=False)
+        if evaluated is None:
+            evaluated = meter(self.model, inputs, training=False)
         arguments = (plan.shape, layout, plan.machine)
         self.schedule = STRATEGIES[plan.strategy](plan.workload, *arguments, plan.knobs)
         self.evaluation = EVALUATIONS[plan.strategy](evaluated, *arguments, plan.knobs)
@@ -108,6 +112,7 @@ class Staged:
             True: self._draft(plan.workload, layout), False: self._draft(evaluated, layout)
         }  # fmt: skip
         self.parts = Parts(parts, edge_ids=any(draft.edge_ids for draft in drafts.values()))
+        self._tables: dict[Content, DiskRows] = {}
         self._scratch = None
         if plan.knobs.tier == "disk":
             self._scratch = Scratch(
@@ -163,28 +168,31 @@ class Staged:
             if not buffer.given or holds is None:
                 continue
             if holds.what is What.ROWS:
-                rows = self._input(holds.of)
-                of = "edges" if holds.of in self._edges else "nodes"
-                mine = self.parts.take(rows, holds.part, of)
-                if buffer.tier == "disk":
-                    assert self._scratch is not None
-                    name = f"{buffer.name}.{'train' if schedule is self.schedule else 'evaluate'}"
-                    table = self._scratch.table(name, len(mine), mine.shape[1:].numel(), mine.dtype)
-                    table.write(slice(None), mine.reshape(len(mine), -1))
-                    buffers.give(buffer.name, table)
-                else:
-                    buffers.give(buffer.name, mine)
+                rows = self._own(holds.of, holds.part)
+                on_disk = buffer.tier == "disk"
+                buffers.give(buffer.name, self._table(holds, rows) if on_disk else rows)
             else:
                 block = self.parts.blocks[holds.part]
                 on_device = buffer.tier == "device"
                 buffers.give(buffer.name, block.to(self.device) if on_device else block)
 
-    def _input(self, name: str) -> Tensor:
-        """An input's rows as they are stored."""
+    def _own(self, name: str, part: int) -> Tensor:
+        """A part's rows of an input, as they are stored."""
         if name == "x":
-            return self._x.stored
+            return self.parts.take(self._x.stored, part, "nodes")
         rows = self._edges[name]
-        return rows if isinstance(rows, Tensor) else rows.values()
+        rows = rows if isinstance(rows, Tensor) else rows.values()
+        return self.parts.take(rows, part, "edges")
+
+    def _table(self, holds: Content, rows: Tensor) -> DiskRows:
+        """An input's rows on the disk, written once for both schedules."""
+        if holds not in self._tables:
+            assert self._scratch is not None
+            width = rows.shape[1:].numel()
+            table = self._scratch.table(f"{holds}", len(rows), width, rows.dtype)
+            table.write(slice(None), rows.reshape(len(rows), width))
+            self._tables[holds] = table
+        return self._tables[holds]
 
     def train_step(self, share: Share, step: int, *, measure: bool = False) -> float:
         """The schedule up to STEP: gradients add to ``.grad``. Gives the loss.

@@ -107,7 +107,8 @@ class Transfers:
             values = values[places.low : places.high]
         if not values.numel():
             return
-        values, total = values.reshape(len(values), -1), total.view(len(total), -1)
+        width = values.shape[1:].numel()
+        values, total = values.reshape(len(values), width), total.view(len(total), width)
         if total.dtype in (torch.float32, torch.float64) and values.dtype == total.dtype:
             if places.rows is None:
                 total += values
