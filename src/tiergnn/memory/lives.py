@@ -11,10 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from tiergnn.errors import PlanError
 from tiergnn.units import format_bytes
 
 ALIGN_BYTES = 512
+_MOST = 8_000  # buffers that are compared with all others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +67,11 @@ class Layout:
 
 
 def lay_out(lives: Iterable[Life]) -> Layout:
-    """Offsets in which no two buffers that live at once overlap. O(n log n) for n buffers, but for
-    the free gaps of a moment, which are few.
+    """Offsets in which no two buffers that live at once overlap, by the best of a few ways.
 
-    Best fit, and a first fit for the large ones beside a last fit for the small; the lower counts.
+    In the order of the steps: best fit, and first fit of the large beside last fit of the small
+    (n log n for n buffers, times the few gaps of a moment). Out of that order: the largest, or the
+    longest and largest, where they fit lowest (n * n in whole arrays; for up to ``_MOST``).
     Raises PlanError for a name that stands twice.
     """
     lives = sorted(lives, key=lambda life: (life.released is not None, life.reserved))
@@ -82,6 +86,8 @@ def lay_out(lives: Iterable[Life]) -> Layout:
         most = max(most, live)
     middle = sorted(life.room_bytes for life in lives)[len(lives) // 2] if lives else 0
     tries = [_offsets(events, most, split) for split in (None, middle)]
+    if len(lives) <= _MOST:
+        tries += [_lowest(lives, by_time=by_time) for by_time in (False, True)]
     offsets, height = min(tries, key=lambda found: found[1])
     return Layout(places=_places(lives, offsets), num_bytes=height, live_bytes=most)
 
@@ -134,6 +140,26 @@ def _offsets(
         else:
             _free(gaps, offsets[life.name], size)
     return offsets, height
+
+
+def _lowest(lives: Sequence[Life], *, by_time: bool) -> tuple[dict[str, int], int]:
+    """Offsets and their height, each buffer in its turn as low as those that are placed allow."""
+    last = max((life.released or life.reserved + 1 for life in lives), default=0)
+    size = np.array([life.room_bytes for life in lives], np.int64)
+    start = np.array([-1 if life.released is None else life.reserved for life in lives], np.int64)
+    end = np.array([last if life.released is None else life.released for life in lives], np.int64)
+    order = np.lexsort((start, -(size * (end - start) if by_time else size)))
+    low = np.zeros(len(lives), np.int64)
+    for i, at in enumerate(order):
+        others = order[:i]
+        others = others[(start[others] < end[at]) & (end[others] > start[at]) & (size[others] > 0)]
+        others = others[np.argsort(low[others], kind="stable")]
+        # Gaps end where a buffer begins, and begin where all before it have ended.
+        begins = np.append(0, np.maximum.accumulate(low[others] + size[others]))
+        fits = np.flatnonzero(low[others] - begins[:-1] >= size[at])
+        low[at] = begins[fits[0]] if fits.size else begins[-1]
+    height = int((low + size).max(initial=0))
+    return {life.name: int(offset) for life, offset in zip(lives, low, strict=True)}, height
 
 
 def _free(gaps: list[tuple[int, int]], start: int, size: int) -> None:
