@@ -199,9 +199,10 @@ def resume(
 ) -> Run:
     """Continue a run from its newest sound checkpoint, bit for bit as if it had never stopped.
 
-    A ready model on a graph folder needs only ``run_dir``. Whatever else was given to train as a
-    Python object (graph, model, optimizer, scheduler, criterion, metric) is given again, and
-    checked against what was recorded. epochs: a new total. A finished run is returned as it is.
+    It computes on as many threads as it was begun on. A ready model on a graph folder needs only
+    ``run_dir``. Whatever else was given to train as a Python object (graph, model, optimizer,
+    scheduler, criterion, metric) is given again, and checked against what was recorded. epochs: a
+    new total. A finished run is returned as it is.
     Raises ConfigError, StoreError, and all that train raises.
     """
     from tiergnn.training.run import restart

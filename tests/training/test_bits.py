@@ -1,20 +1,24 @@
-"""The same bits whatever is around a run: how its kernels were compiled, threads, other runs."""
+"""The same bits whatever is around a run: how its kernels were compiled, threads, memory."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
-from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 import tiergnn as tg
-from tests.training.models import community, same_bits, weights
-from tiergnn.runtime.order import FixedOrder
+from tests.training.models import community, net, same_bits, weights
+from tiergnn.training.checkpoint import Checkpoint, Checkpoints
+from tiergnn.training.threads import on_threads
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "tiergnn"
@@ -55,109 +59,6 @@ def test_no_kernel_lets_the_compiler_reorder_or_fuse():
             assert word not in text, f"{path.name}: {word}"
 
 
-@contextmanager
-def threads(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def bce(x, **options):
-    return F.binary_cross_entropy_with_logits(x, (x > 0).to(x.dtype), **options)
-
-
-def smooth(x):
-    return F.cross_entropy(x.reshape(-1, 8), torch.arange(x.numel() // 8) % 8, label_smoothing=0.1)
-
-
-NAMES = """
-    elu selu celu sigmoid silu mish softplus gelu logsigmoid glu tanh relu leaky_relu exp log1p
-    expm1 erf sin cosh sinh exp2 rsqrt atan asinh hardswish softsign sum mean std var norm
-    """
-FUNCTIONS = {name: getattr(F if hasattr(F, name) else torch, name) for name in NAMES.split()} | {
-    "log_softmax": lambda x: F.log_softmax(x.reshape(-1, 8), 1),
-    "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "elu in place": lambda x: F.elu(x * 1, inplace=True),
-    "pow": lambda x: (x * x + 0.1) ** 1.3,
-    "cube": lambda x: x**3,
-    "power": lambda x: torch.pow(x.abs() + 0.1, torch.full_like(x, 1.5)),
-    "divergence": lambda x: F.kl_div(x, x.detach().exp(), reduction="batchmean"),
-    "logaddexp": lambda x: torch.logaddexp(x, x.flip(0)),
-    "one number": lambda x: torch.ones(1, dtype=x.dtype, requires_grad=True) * x,
-    "prelu": lambda x: F.prelu(x, torch.full((1,), 0.3, dtype=x.dtype)),
-    "bce": bce,
-    "bce weighted": lambda x: bce(x.reshape(-1, 8), pos_weight=torch.arange(8.0, dtype=x.dtype)),
-    "bce each": lambda x: bce(x, reduction="none"),
-    "mse": lambda x: F.mse_loss(x, x.detach().flip(0)),
-    "huber": lambda x: F.huber_loss(x, x.detach().flip(0), reduction="sum"),
-    "smoothed": smooth,
-    "layer norm": lambda x: F.layer_norm(x.reshape(-1, 8), [8]),
-}
-
-
-def results(function, x):
-    """function(x) and its gradient."""
-    x = x.detach().requires_grad_()
-    out = function(x)
-    grad = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).to(out.dtype).reshape(out.shape)
-    return [out.detach(), *torch.autograd.grad(out, x, grad + 0.25)]
-
-
-def draw(count, dtype):
-    x = torch.randn(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
-    return x.to(dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_do_not_follow_the_threads(name, dtype):
-    """Above and below the sizes from which torch shares a tensor among threads."""
-    for count in (4_104, 32_768, 100_016, 159_568):
-        x = draw(count, dtype)
-        x = x.abs() if name in ("log1p", "rsqrt") else x
-        got = []
-        for number in (1, 2, 3):
-            with threads(number), FixedOrder():
-                got.append(results(FUNCTIONS[name], x))
-        for other in got[1:]:
-            for a, b in zip(got[0], other, strict=True):
-                assert torch.equal(a.nan_to_num(), b.nan_to_num()), count
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("count", [16, 2_056])
-def test_functions_in_order_are_torchs_own(name, count):
-    x = draw(count, torch.float64)
-    x[0] = 0
-    x[1:3] = torch.tensor([-45.0, 45.0])
-    x = x.abs() + 1e-3 if name in ("log1p", "rsqrt") else x
-    want = results(FUNCTIONS[name], x)
-    for mode in (FixedOrder(), nullcontext()):
-        with mode, threads(3):
-            got = results(FUNCTIONS[name], x)
-        for ours, theirs in zip(got, want, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13, equal_nan=True)
-
-
-def test_the_gradient_of_one_number_and_of_full_zeros():
-    x = draw(100_016, torch.float32)
-    grads = []
-    for number in (1, 2, 3):
-        with threads(number), FixedOrder():
-            eps = torch.zeros(1, requires_grad=True)
-            (((1 + eps) * x) / (eps + 2)).backward(x)
-            grads.append(eps.grad)
-    assert torch.equal(grads[0], grads[1])
-    assert torch.equal(grads[0], grads[2])
-    zeros = torch.zeros(4_000, requires_grad=True)
-    with FixedOrder():
-        zeros.norm().backward()
-    assert not zeros.grad.any()
-
-
 def bits(run):
     return run.losses, weights(run.model), run.metrics
 
@@ -180,19 +81,91 @@ def graph():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_halves_on_other_numbers_of_threads(graph, tmp_path, name):
-    """As a run on one thread, whatever the threads before and after a kill."""
+def test_a_run_takes_up_the_number_of_threads_that_it_was_begun_on(graph, tmp_path, caplog, name):
+    """Killed, resumed, evaluated and asked on other numbers of threads: the unbroken run's bits."""
 
     def crash(record):
         if record["epoch"] == 3:
             raise RuntimeError("crash")
 
-    options = {"epochs": 5, "seed": 3, "checkpoint_every": 1, "clip": 1.0}
-    with threads(1):
-        want = bits(tg.train(graph, MODELS[name], out=tmp_path / "1", progress=False, **options))
-    for first, second in ((2, 3), (3, 1)):
-        out = tmp_path / f"{first} {second}"
-        with threads(first), pytest.raises(RuntimeError, match="crash"):
-            tg.train(graph, MODELS[name], out=out, progress=crash, **options)
-        with threads(second):
-            assert same(bits(tg.resume(out, graph=graph, progress=False)), want)
+    spec, options = MODELS[name], {"epochs": 5, "seed": 3, "clip": 1.0}
+    with on_threads(2):
+        unbroken = tg.train(graph, spec, progress=False, **options)
+        want, predictions = bits(unbroken), unbroken.predict()
+        options |= {"out": tmp_path / "r", "checkpoint_every": 1}
+        with pytest.raises(RuntimeError, match="crash"):
+            tg.train(graph, spec, progress=crash, **options)
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["threads"] == 2
+    for number in (1, 3):
+        out = tmp_path / str(number)
+        shutil.copytree(tmp_path / "r", out)
+        caplog.clear()
+        with on_threads(None):
+            torch.set_num_threads(number)
+            run = tg.resume(out, graph=graph, progress=False)
+            assert caplog.text.count("computing on 2 threads, as the run was begun") == 1
+            assert same(bits(run), want)
+            assert np.array_equal(run.predict(), predictions)
+            assert np.array_equal(tg.predict(out, graph=graph), predictions)
+            scores = tg.evaluate(out, graph=graph)
+            assert torch.get_num_threads() == number
+        for split in ("val", "test"):
+            told = run.metrics[split]
+            assert {key: scores[split][key] for key in told} == told
+
+
+def test_a_run_keeps_its_threads_where_fewer_processors_are_left(tmp_path):
+    """MKL left to itself takes no more threads than there are processors."""
+    script = """
+import hashlib, os
+import torch
+os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+torch.set_num_threads(2)
+import tiergnn as tg
+from tests.training.models import community, weights
+run = tg.train(community(9_001), "gcn", epochs=3, progress=False)
+print(hashlib.sha256(b"".join(w.tobytes() for w in weights(run.model))).hexdigest())
+"""
+    with on_threads(2):
+        run = tg.train(community(9_001), "gcn", epochs=3, progress=False)
+    want = hashlib.sha256(b"".join(w.tobytes() for w in weights(run.model))).hexdigest()
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert told.stdout.strip() == want
+
+
+@pytest.mark.parametrize("offset", [4, 8, 12, 20, 40])
+def test_bits_do_not_depend_on_where_features_and_weights_lie(offset):
+    """Rows of a larger array, rows and weights read in place from a file."""
+    graph = community(1_001)
+    assert graph.x is not None
+    got = []
+    for place in (0, offset):
+        model = net(graph, "sage", hidden=5)  # narrow: MKL then looks at addresses
+        for parameter in model.parameters():
+            parameter.data = torch.from_numpy(at(parameter.detach().numpy(), place))
+        moved = replace(graph, x=replace(graph.x, data=at(graph.x.data, place)))
+        assert moved.x.data.ctypes.data % 64 == place
+        got.append(bits(tg.train(moved, model, epochs=3, progress=False)))
+    assert same(*got)
+
+
+def at(array, offset):
+    """The same values at an address that is ``offset`` past one that 64 divides."""
+    memory = np.empty(array.nbytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    moved = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved
+
+
+def test_what_a_checkpoint_gives_back_lies_as_torch_lays_it(tmp_path):
+    """Of odd sizes, so that a file has them at odd places."""
+    state = {f"{n}": torch.arange(n, dtype=torch.float32) for n in (1, 3, 5, 7)}
+    saved = Checkpoint(epoch=1, weights=state, best_epoch=1, best=state, state={"s": state})
+    Checkpoints(tmp_path).save(saved)
+    back = Checkpoints(tmp_path).load()
+    for tensors in (back.weights, back.best, back.state["s"]):
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items())
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from tiergnn.graph.odd import ODD
 from tiergnn.graph.table import Table
 from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.memory import PeakMeter
-from tiergnn.runtime.order import FixedOrder
+from tiergnn.training.threads import on_threads
 
 QUIET = {"progress": False}
 
@@ -34,40 +33,15 @@ NO_LOOPS = {"gat": GATConv, "gatv2": GATv2Conv}
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", ["gat", "gcn", "sage"])
 def test_the_same_seed_gives_the_same_bits(kind, threads):
-    """A15, smaller: twice with one seed, and with either number of threads."""
+    """A15, smaller: twice with one seed and one number of threads."""
     graph = community(2_000, degree=20.0)
-    before = torch.get_num_threads()
     options = {"heads": 2} if kind == "gat" else {}
     got = []
-    try:
-        for count in (threads, 1):
-            torch.set_num_threads(count)
+    with on_threads(threads):
+        for _ in range(2):
             model = net(graph, kind, hidden=16, dropout=0.5, **options)
             run = tg.train(graph, model, epochs=6, clip=1.0, seed=5, **QUIET)
             got.append((run.losses, weights(model), run.metrics))
-    finally:
-        torch.set_num_threads(before)
-    assert got[0][0] == got[1][0]
-    assert same_bits(got[0][1], got[1][1])
-    assert got[0][2] == got[1][2]
-
-
-@pytest.mark.parametrize("task", ["multilabel", "real"])
-def test_other_tasks_do_not_follow_the_threads_either(task):
-    graph = community(20_000, degree=4.0)
-    values = graph.x.data[:, :4]
-    y = (values > 0).astype(np.int8) if task == "multilabel" else values.copy()
-    graph = replace(graph, y=y, task=task, num_classes=4 if task == "multilabel" else None)
-    graph = replace(graph, splits={"train": np.arange(20_000), "val": np.arange(19_000)})
-    before = torch.get_num_threads()
-    got = []
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            run = tg.train(graph, net(graph), epochs=3, **QUIET)
-            got.append((run.losses, weights(run.model), run.metrics))
-    finally:
-        torch.set_num_threads(before)
     assert got[0][0] == got[1][0]
     assert same_bits(got[0][1], got[1][1])
     assert got[0][2] == got[1][2]
@@ -251,23 +225,17 @@ def test_the_peak_is_what_was_taken_for_a_moment():
 
 @pytest.mark.slow
 def test_a15_as_it_was_reported():
-    """20,000 nodes, 400,000 edges, three GAT layers, 30 epochs, twice and on one thread."""
+    """20,000 nodes, 400,000 edges, three GAT layers, 30 epochs, twice."""
     graph = community(20_000, degree=20.0)
     assert graph.num_edges == 400_000
     spec = {"name": "gat", "num_layers": 3, "hidden_channels": 8, "heads": 4, "dropout": 0.5}
-    before = torch.get_num_threads()
     got = []
-    try:
-        for threads in (2, 2, 1):
-            torch.set_num_threads(threads)
-            run = tg.train(graph, spec, epochs=30, **QUIET)
-            got.append((run.losses, weights(run.model), run.metrics))
-    finally:
-        torch.set_num_threads(before)
-    for losses, model, metrics in got[1:]:
-        assert losses == got[0][0]
-        assert same_bits(model, got[0][1])
-        assert metrics == got[0][2]
+    for _ in range(2):
+        run = tg.train(graph, spec, epochs=30, **QUIET)
+        got.append((run.losses, weights(run.model), run.metrics))
+    assert got[0][0] == got[1][0]
+    assert same_bits(got[0][1], got[1][1])
+    assert got[0][2] == got[1][2]
 
 
 class Weighted(torch.nn.Module):
@@ -304,50 +272,3 @@ def test_edge_weights_and_narrow_edge_features_reach_the_model(caplog):
     tg.train(graph, net(graph), epochs=1, **QUIET)
     for name in ("edge_weight", "edge_attr"):
         assert f"does not read the graph's {name}" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["layer norm", "batch norm"])
-def test_norms_do_not_follow_the_threads(name):
-    graph = community(3_000)
-    norm = {"layer norm": torch.nn.LayerNorm, "batch norm": torch.nn.BatchNorm1d}[name]
-
-    class Normed(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.norm = GCNConv(graph.x.width, 24), norm(24)
-            self.last = GCNConv(24, 5)
-
-        def forward(self, x, edge_index):
-            return self.last(self.norm(self.first(x, edge_index)).relu(), edge_index)
-
-    before = torch.get_num_threads()
-    got = []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            torch.manual_seed(0)
-            model = Normed()
-            got.append((tg.train(graph, model, epochs=5, **QUIET).losses, weights(model)))
-    finally:
-        torch.set_num_threads(before)
-    assert got[0][0] == got[1][0]
-    assert same_bits(got[0][1], got[1][1])
-
-
-@pytest.mark.parametrize("width", [1, 5, 7, 15, 16, 40])
-def test_ordered_layers_are_torchs_own(width):
-    def results(mode):
-        torch.manual_seed(width)
-        linear = torch.nn.Linear(9, width, dtype=torch.float64)
-        norm = torch.nn.LayerNorm(width, dtype=torch.float64)
-        with torch.no_grad():
-            norm.weight.uniform_(-1, 1)
-            norm.bias.uniform_(-1, 1)
-        x = torch.randn(2, 33, 9, dtype=torch.float64, requires_grad=True)
-        with mode:
-            out = norm(linear(x).tanh())
-        (out * torch.arange(out.numel()).reshape(out.shape)).sum().backward()
-        return [out, x.grad, *(p.grad for p in (*linear.parameters(), *norm.parameters()))]
-
-    for ours, theirs in zip(results(FixedOrder()), results(nullcontext()), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from tiergnn.errors import ConfigError
-from tiergnn.runtime.order import fixed_sum
 from tiergnn.training.metrics import (
     MORE,
     OURS,
@@ -141,21 +140,6 @@ def test_unknown_metrics_are_answered_with_the_known():
         check_metric("class", "roc_auc", 3)
     assert metric_mode("mse") == metric_mode("loss") == "min"
     assert metric_mode("accuracy") == "max"
-
-
-@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, 70_000, 1_200_000])
-def test_fixed_sum_does_not_follow_the_threads(size):
-    values = torch.randn(size, generator=torch.Generator().manual_seed(size))
-    before = torch.get_num_threads()
-    try:
-        sums = []
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            sums.append(fixed_sum(values))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(*sums)
-    assert float(sums[0]) == pytest.approx(float(values.double().sum()), rel=1e-4, abs=1e-2)
 
 
 def test_nothing_warns_on_odd_input():

@@ -162,7 +162,8 @@ class Checkpoints:
             raise _FlawError(f"{path} has {len(data)} bytes, was written with {entry['bytes']}")
         if zlib.crc32(data) != entry["crc32"]:
             raise _FlawError(f"{path} does not fit its checksum")
-        return load_tensors(data)
+        # Copies: in the file they lie at odd places, where sums and products have other last bits.
+        return {name: tensor.clone() for name, tensor in load_tensors(data).items()}
 
     def _known(self, epoch: int) -> dict[str, Any] | None:
         """The entry of weights of ``epoch`` that an earlier checkpoint wrote and still holds."""

@@ -1,6 +1,6 @@
 """The run folder: what a run was made of, what it did, and what it can go on from.
 
-run.json         the graph, the model, every option, versions
+run.json         the graph, the model, every option, the number of threads, versions
 log.jsonl        one line an epoch
 checkpoints/     see training.checkpoint
 splits.npz       ids of the splits, when the caller gave them
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from tiergnn.errors import ConfigError, StoreError
-from tiergnn.training.files import json_bytes, read_json, unwritable, write_whole
+from tiergnn.training.files import is_partial, json_bytes, read_json, unwritable, write_whole
 
 FORMAT = "tiergnn-run"
 VERSION = 1
@@ -70,6 +70,7 @@ class RunFolder:
         return self.path / "timeline.json"
 
     @classmethod
+    @contextlib.contextmanager
     def create(
         cls,
         path: str | Path,
@@ -77,21 +78,35 @@ class RunFolder:
         splits: Mapping[str, np.ndarray] | None,
         *,
         overwrite: bool,
-    ) -> RunFolder:
-        """A folder with ``run.json`` in it. Raises ConfigError when something is there already."""
+    ) -> Iterator[RunFolder]:
+        """A new folder with ``run.json`` in it, held (see ``held``) while entered.
+
+        Raises ConfigError when something is there already, and StoreError; a folder that could
+        not be begun is not left behind.
+        """
         folder = cls(Path(path).absolute())
-        folder._make_room(overwrite)
+        if folder.path.exists() and not folder.path.is_dir():
+            raise ConfigError("the run folder is a file", culprit=str(folder.path))
+        is_new = not folder.path.exists()
         try:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            folder.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(folder.path, error) from error
-        if splits is not None:
-            buffer = io.BytesIO()
-            np.savez(buffer, allow_pickle=False, **splits)
-            write_whole(folder.path / "splits.npz", buffer.getvalue())
-        head = {"format": FORMAT, "version": VERSION}
-        write_whole(folder.path / "run.json", json_bytes({**head, **record}, indent=1))
-        return folder
+        with folder.held():
+            try:
+                folder._make_room(overwrite)
+                head = {"format": FORMAT, "version": VERSION}
+                # First: a folder with anything of ours in it is known as a run.
+                write_whole(folder.path / "run.json", json_bytes({**head, **record}, indent=1))
+                if splits is not None:
+                    buffer = io.BytesIO()
+                    np.savez(buffer, allow_pickle=False, **splits)
+                    write_whole(folder.path / "splits.npz", buffer.getvalue())
+            except (ConfigError, StoreError):
+                if is_new:
+                    shutil.rmtree(folder.path, ignore_errors=True)
+                raise
+            yield folder
 
     @classmethod
     def open(cls, path: str | Path) -> tuple[RunFolder, dict[str, Any]]:
@@ -158,10 +173,9 @@ class RunFolder:
         write_whole(self.path / "result.json", json_bytes(result, indent=1))
 
     def _make_room(self, overwrite: bool) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise ConfigError("the run folder is a file", culprit=str(self.path))
+        """For a folder that is held."""
         try:
-            found = [item.name for item in self.path.iterdir()] if self.path.exists() else []
+            found = [item.name for item in self.path.iterdir() if not is_partial(item)]
         except OSError as error:
             raise unwritable(self.path, error) from error
         if not found:
@@ -178,12 +192,11 @@ class RunFolder:
                 culprit=str(self.path),
                 hint=f"go on with it: tiergnn resume {self.path}; or overwrite=True (--overwrite)",
             )
-        with self.held():
-            for item in (self.path / name for name in _OURS):
-                try:
-                    if item.is_dir():
-                        shutil.rmtree(item)
-                    else:
-                        item.unlink(missing_ok=True)
-                except OSError as error:
-                    raise unwritable(item, error) from error
+        for item in (self.path / name for name in _OURS):
+            try:
+                if item.is_dir():
+                    shutil.rmtree(item)
+                else:
+                    item.unlink(missing_ok=True)
+            except OSError as error:
+                raise unwritable(item, error) from error

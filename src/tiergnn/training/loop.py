@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from tiergnn.errors import ConfigError, Interrupted, PlanError
 from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.memory import device_budget
-from tiergnn.runtime.order import FixedOrder, fixed_sum
 from tiergnn.training.checkpoint import Checkpoint, Checkpoints, check_fits
 from tiergnn.training.folder import RunFolder
 from tiergnn.training.log import JsonLog, Record, TensorBoard, show
@@ -196,11 +195,10 @@ class Trainer:
 
         if not needs_closure(self.optimizer):
             closure()
-        with FixedOrder():
-            if needs_closure(self.optimizer):
-                self.optimizer.step(closure)  # pyright: ignore[reportArgumentType]
-            else:
-                self.resident.update(self.optimizer.step)
+        if needs_closure(self.optimizer):
+            self.optimizer.step(closure)  # pyright: ignore[reportArgumentType]
+        else:
+            self.resident.update(self.optimizer.step)
         return losses[0]
 
     def _measures(self, step: int) -> bool:
@@ -313,15 +311,8 @@ def load_weights(resident: Resident, weights: dict[str, Tensor], source: str) ->
 
 
 def clip_norm(params: list[nn.Parameter], limit: float) -> float:
-    """Scale all gradients so that their norm together is at most ``limit``; the norm before.
-
-    Sums in a fixed order, whatever the number of threads.
-    """
-    grads = [p.grad for p in params if p.grad is not None]
-    squares = [fixed_sum(grad.detach().square()) for grad in grads]
-    norm = torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
-    torch.nn.utils.clip_grads_with_norm_(params, limit, norm)
-    return float(norm)
+    """Scale all gradients so that their norm together is at most ``limit``; the norm before."""
+    return float(torch.nn.utils.clip_grad_norm_(params, limit))
 
 
 def _plateau_value(mode: str, scoring: Scoring) -> str:

@@ -32,6 +32,7 @@ from tiergnn.training.optimizers import FIXED_LENGTH
 from tiergnn.training.options import Options
 from tiergnn.training.scoring import NO_CRITERION, Scores, Scoring
 from tiergnn.training.splits import choose_splits, labelled
+from tiergnn.training.threads import on_threads
 from tiergnn.version import __version__
 
 KINDS = ("logits", "probabilities", "labels")
@@ -57,8 +58,10 @@ class Run:
         progress: Progress,
         path: Path | None,
         task: str,
+        threads: int,
     ):
         self._resident, self._options, self._task = held, options, task
+        self._threads = threads
         self.path, self.model, self.graph = path, held.model, graph
         self.history, self.best_epoch = progress.history, progress.best_epoch
         self.finished = progress.finished
@@ -129,18 +132,20 @@ class Run:
                 raise unknown("split", split, dict.fromkeys(known))
             splits = splits if split is None else {split: splits[split]}
         scoring = _scoring(self.graph, splits, self._resident.device, options)
-        out = self._resident.infer()
-        scoring.check_output(out, self.graph.num_nodes)
-        return scoring.scores(out)
+        with on_threads(self._threads):
+            out = self._resident.infer()
+            scoring.check_output(out, self.graph.num_nodes)
+            return scoring.scores(out)
 
     def predict(self, kind: str = "logits") -> np.ndarray:
         """The output for every node, in the graph's node order. See ``api.predict``."""
         if kind not in KINDS:
             raise unknown("kind of prediction", kind, KINDS)
-        out = self._resident.infer()
-        out = out.float() if out.dtype.itemsize < 4 else out
-        if kind != "logits":
-            out = self._readable(out, kind)
+        with on_threads(self._threads):
+            out = self._resident.infer()
+            out = out.float() if out.dtype.itemsize < 4 else out
+            if kind != "logits":
+                out = self._readable(out, kind)
         return out.cpu().numpy()
 
     def _readable(self, out: torch.Tensor, kind: str) -> torch.Tensor:
@@ -173,8 +178,10 @@ def start(
     splits = choose_splits(graph, options.split, options.seed)
     spec = model_spec(model, graph, options.features)
     module = model if spec is None else build(spec, options.seed)
-    trainer = _trainer(graph, splits, module, options, plan)
-    if out is not None:
+    with on_threads(None) as threads:
+        trainer = _trainer(graph, splits, module, options, plan)
+        if out is None:
+            return _finish(trainer, graph, options, progress, plan, threads)
         record = {
             "graph": {
                 "path": None if graph.path is None else str(Path(graph.path).absolute()),
@@ -183,6 +190,7 @@ def start(
             "task": graph.task,
             "model": {"ready": spec, "text": repr(module)},
             "options": options.to_json(),
+            "threads": threads,
             "versions": {
                 "tiergnn": __version__,
                 "torch": torch.__version__,
@@ -190,13 +198,11 @@ def start(
             },
         }
         given = splits if isinstance(options.split, Mapping) else None
-        folder = RunFolder.create(out, record, given, overwrite=overwrite)
-        if plan is not None:
-            plan.save(folder.plan)
-        trainer.keep_in(folder)
-        with folder.held():
-            return _finish(trainer, graph, options, progress, plan)
-    return _finish(trainer, graph, options, progress, plan)
+        with RunFolder.create(out, record, given, overwrite=overwrite) as folder:
+            if plan is not None:
+                plan.save(folder.plan)
+            trainer.keep_in(folder)
+            return _finish(trainer, graph, options, progress, plan, threads)
 
 
 def restart(
@@ -225,10 +231,10 @@ def restart(
     splits = choose_splits(graph, options.split, options.seed)
     plan = Plan.load(folder.plan) if folder.plan.exists() else None
     module = _recorded_model(record, model, options)
-    trainer = _trainer(graph, splits, module, options, plan)
-    _compare_text(record, trainer.resident.model)
-    trainer.keep_in(folder)
-    with folder.held():
+    with folder.held(), on_threads(record.get("threads")) as threads:
+        trainer = _trainer(graph, splits, module, options, plan)
+        _compare_text(record, trainer.resident.model)
+        trainer.keep_in(folder)
         trainer.restore()
         done = trainer.progress.epoch
         if options.epochs < done:
@@ -242,7 +248,7 @@ def restart(
             if trainer.progress.finished == "patience":
                 way = "its patience was at an end"
             _log.warning("nothing to do: the run is finished, after %d epochs; %s", done, way)
-        return _finish(trainer, graph, options, progress, plan)
+        return _finish(trainer, graph, options, progress, plan, threads)
 
 
 def reopen(
@@ -273,11 +279,13 @@ def reopen(
         raise ConfigError(
             f"the run was trained on {ready['in_channels']} features a node, this graph has {width}"
         )
+    threads = record.get("threads", torch.get_num_threads())
     held = resident(graph, module, options)
     _compare_text(record, module)
     weights, state = Checkpoints(folder.checkpoints).load_best()
     load_weights(held, weights, str(folder.checkpoints))
-    run = Run(held, graph, options, Progress(**state["progress"]), folder.path, record["task"])
+    progress = Progress(**state["progress"])
+    run = Run(held, graph, options, progress, folder.path, record["task"], threads)
     run.timeline = Timeline.load(folder.timeline) if folder.timeline.exists() else None
     run.plan = Plan.load(folder.plan) if folder.plan.exists() else None
     return run
@@ -316,11 +324,13 @@ def _finish(
     options: Options,
     progress: bool | Callable[[Record], None],
     plan: Plan | None,
+    threads: int,
 ) -> Run:
     trainer.fit(progress)
     folder = trainer.folder
     path = None if folder is None else folder.path
-    run = Run(trainer.resident, graph, options, trainer.progress, path, trainer.scoring.task)
+    task = trainer.scoring.task
+    run = Run(trainer.resident, graph, options, trainer.progress, path, task, threads)
     run.plan = plan
     if folder is not None:
         if run.timeline is not None:

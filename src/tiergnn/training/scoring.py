@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tiergnn.errors import ConfigError
 from tiergnn.graph.csr import Graph
-from tiergnn.runtime.order import FixedOrder
 from tiergnn.training.criteria import make_criterion
 from tiergnn.training.metrics import MORE, OURS, check_metric, compute, compute_more, metric_mode
 from tiergnn.training.splits import labelled
@@ -73,8 +72,7 @@ class Scoring:
         rows = self._rows[split]
         assert self._criterion is not None
         values = _select(out, rows.ids) if self._own_criterion else self._outputs(out, rows.ids)
-        with FixedOrder():
-            loss = self._criterion(values, self._target(rows.y, values))
+        loss = self._criterion(values, self._target(rows.y, values))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ConfigError(
                 f"criterion(out_rows, y_rows) must give one number, gave {_shape(loss)}"
@@ -100,8 +98,7 @@ class Scoring:
             own: Any = None
             if not empty:
                 values = _select(out, rows.ids)
-                with FixedOrder():
-                    own = self.metric(values, self._target(rows.y, values))
+                own = self.metric(values, self._target(rows.y, values))
             scores[self.metric_name] = None if own is None else float(own)
         elif self.metric_name in MORE[self.task]:
             scores[self.metric_name] = compute_more(self.metric_name, self.task, values, rows.y)

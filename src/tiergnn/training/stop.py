@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that the loop sees between two epochs."""
+"""Ctrl-C, SIGTERM and SIGHUP as a wish that the loop sees between two epochs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class StopSignals:
-    """While entered, the first SIGINT or SIGTERM sets ``signum``; a second one acts as ever.
+    """While entered, the first SIGINT, SIGTERM or SIGHUP sets ``signum``; the next acts as ever.
 
     Signals are the main thread's: in any other thread this does nothing. One that the process was
     started to ignore (a background job, nohup) stays ignored.
     """
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.signum: int | None = None
