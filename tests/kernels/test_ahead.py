@@ -11,6 +11,7 @@ from tests.kernels.ahead import compiled_ahead
 from tests.kernels.blocks import ragged, rand
 from tiergnn.kernels.aggregate import gpu, gpu_kernels
 from tiergnn.kernels.dropout import gpu as dropout_gpu
+from tiergnn.kernels.gather import gpu as gather_gpu
 from tiergnn.kernels.tasks import MOST
 
 ARCHS = (80, 90)
@@ -58,6 +59,20 @@ def test_dropout(arch):
             for gid in (None, torch.arange(9)):
                 dropout_gpu.dropout(x, gid, 2**31, 2.0, 5, 2**32 - 1, 3)
     assert len(found["dropout_kernel"]) == 4
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_moves(arch):
+    """From one table and from several, whose rows are read 16 bytes at a time all the same."""
+    x, index = rand(60, 64).float(), torch.arange(40).int()
+    with compiled_ahead(arch) as found:
+        for tables, shift in (((x,), 0), ((x, x.clone(), x[:0]), 6)):
+            for out, add in ((rand(60, 64).bfloat16(), False), (rand(60, 64).float(), True)):
+                gather_gpu.move(tables, index, shift, out, index.long(), add)
+        gather_gpu.move((rand(40, 3),), None, 0, rand(60, 3).half(), index, False)
+    assert len(found["move_kernel"]) == 5
+    for text in found["move_kernel"][:4]:
+        assert "ld.global.v4.b32" in text
 
 
 @pytest.mark.parametrize(("width", "dtype"), [(16, torch.float32), (100, torch.bfloat16)])

@@ -285,3 +285,18 @@ def store_as_is(typing_context, tile, address, count, lanes):
         return context.get_dummy_value()
 
     return types.void(tile, _ADDRESS, _ADDRESS, lanes), emit
+
+
+@operation
+def as_wide(typing_context, tile, lanes):
+    """Lanes in what numbers of the tile are computed in: float64 or float32."""
+    kind = lanes_of(tile)
+
+    def emit(context, builder, signature, args):
+        if kind.dtype == lanes.dtype:
+            return args[1]
+        to = vector(kind.dtype, kind.width)
+        change = builder.fpext if kind.dtype == "float64" else builder.fptrunc
+        return change(args[1], to)
+
+    return kind(tile, lanes), emit
