@@ -127,6 +127,16 @@ def test_partition_options_are_honoured(cli, tmp_path):
     block, metis = cut(), cut("--method", "metis")
     assert metis["edge_cut"] < block["edge_cut"]
     assert cut("--method", "metis", "--seed", 5)["parts"] != metis["parts"]
+    switching = cut("--method", "switching", "--threads", 2, "--quiet")
+    assert switching["method"] == "switching"
+    assert switching["expansion_ratio"] < block["expansion_ratio"]
+    assert switching["parts"] == cut("--method", "switching", "--threads", 1)["parts"]
+    assert switching["parts"] != cut("--method", "switching", "--seed", 5)["parts"]
+    assert switching["reason"] == ""
+    chosen = cut("--method", "auto")
+    assert (chosen["method"], chosen["parts"]) == ("metis", metis["parts"])
+    assert "METIS seconds" in chosen["reason"]
+    assert cut("--method", "auto", "--memory", "1MiB")["method"] == "block"
     level = cut("--method", "metis", "--balance", "nodes=1.2,train")
     assert level["balance"]["train"]["asked"] == 1
     assert level["balance"]["nodes"]["asked"] == 1.2
@@ -139,6 +149,7 @@ def test_partition_options_are_honoured(cli, tmp_path):
         (("--method", "metsi"), "'metis'"),
         (("--balance", "trian"), "'train'"),
         (("--balance", "nodes=lots"), "nodes=1.05,train"),
+        (("--method", "auto", "--memory", "lots"), "512MiB"),
     ],
 )
 def test_bad_partition_options_are_answered(cli, tmp_path, options, answer):

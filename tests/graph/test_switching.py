@@ -15,6 +15,7 @@ from tests.graph.test_partition import real_graph
 from tests.odd import edge_lists
 from tiergnn.errors import ConfigError
 from tiergnn.graph import level as level_module
+from tiergnn.graph import switching
 from tiergnn.graph.balance import read_balance
 from tiergnn.graph.choosing import choose
 from tiergnn.graph.clusters import cluster, contract
@@ -305,3 +306,37 @@ def test_auto_says_why():
     assert partition(graph, 2, "auto", memory="1MiB").method == "block"
     assert partition(graph, 2).reason == ""
     assert replace(parts, reason="").part_of is parts.part_of
+
+
+@pytest.mark.slow  # every kernel is compiled once more
+def test_ids_in_64_bits_give_the_same_parts():
+    graph = rmat(3000, 20_000)
+    wide = Graph(rowptr=graph.rowptr, col=graph.col.astype(np.int64))
+    found = [partition(given, 5, "switching").part_of for given in (graph, wide)]
+    assert (found[0] == found[1]).all()
+
+
+def test_graphs_on_disk_give_the_same_parts_which_are_kept(tmp_path):
+    graph = rmat(3000, 20_000)
+    want = partition(graph, 5, "switching").part_of
+    opened = graph.save(tmp_path / "g")
+    saved = partition(opened, 5, "switching").save()
+    assert saved.name == "switching-5"
+    assert (Partition.open(opened, "switching-5").part_of == want).all()
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_a_graph_larger_than_the_budget_is_merged_in_haste(undirected, monkeypatch):
+    """What large graphs do, with a budget as small as for a small one."""
+    monkeypatch.setattr(switching, "_LEAST_BYTES", 1 << 14)
+    graph = rmat(20_000, 200_000, undirected=undirected)
+    block = partition(graph, 8)
+    hasty = [partition(graph, 8, "switching", num_threads=n) for n in (1, 2)]
+    assert (hasty[0].part_of == hasty[1].part_of).all()
+    assert hasty[0].expansion_ratio < 0.9 * block.expansion_ratio
+    assert hasty[0].imbalance("nodes") <= 1.03 + 1e-9
+    planted = sbm(20_000, 8, degree=30, homophily=0.9, num_features=1)
+    found = partition(planted, 8, "switching")
+    assert planted.y is not None
+    blocks = Partition(graph=planted, part_of=planted.y.astype(np.int32), num_parts=8)
+    assert found.expansion_ratio < 1.15 * blocks.expansion_ratio

@@ -60,7 +60,7 @@ def spare_copies(shares: Shares, rounds: int, tell: Callable[[], None]) -> None:
 def _choose_all(
     given: tuple[Any, ...], target: np.ndarray, gain: np.ndarray, first: int, last: int
 ) -> None:
-    _choose(first, last, *given, target, gain)
+    _choose(first, last, target, gain, *given)
 
 
 def _mark_chunk(shares: Shares, chunk: int, count: int, bits: np.ndarray) -> None:
@@ -188,7 +188,7 @@ def _best(v, rowptr, col, load, part_of, part_load, bounds, bits, have, met):
 
 @numba.njit(cache=True, nogil=True)
 def _choose(
-    first, last, chunk, shift, rowptr, col, load, part_of, part_load, bounds, bits, target, gain
+    first, last, target, gain, chunk, shift, rowptr, col, load, part_of, part_load, bounds, bits
 ):  # fmt: skip
     have = np.zeros(part_load.shape[1], np.int64)
     met = np.empty(part_load.shape[1], np.int32)

@@ -53,24 +53,14 @@ class Level:
         """Pointers [count+1] and the readers of the chunk's nodes, ascending; empty if two-way."""
         if self.two_way:
             return np.zeros(1, np.int64), self.col[:0]
-        ptr = np.zeros(count + 1, np.int64)
-        _count_readers(self.col, chunk, self.shift, ptr)
+        pieces = self.num_threads if self.col.size > _SMALL else 1
+        rows = np.arange(pieces + 1) * self.num_nodes // pieces
+        slot = np.zeros((pieces, count), np.int64)  # where each piece of rows writes next
+        given = (rows, chunk, self.shift, self.rowptr, self.col, slot)
+        self.spread(lambda first, last: _count_readers(first, last, *given), pieces)
+        ptr = _place_readers(slot)
         out = np.empty(int(ptr[-1]), self.col.dtype)
-        tasks = self.num_threads  # each reads all edges and keeps those of its own nodes
-        spread(
-            lambda first, last: _list_readers(
-                first * count // tasks,
-                last * count // tasks,
-                chunk,
-                self.shift,
-                self.rowptr,
-                self.col,
-                ptr,
-                out,
-            ),
-            tasks,
-            tasks,
-        )
+        self.spread(lambda first, last: _list_readers(first, last, *given, out), pieces)
         return ptr, out
 
 
@@ -106,26 +96,36 @@ def _asymmetry(first, last, key, bounds, rowptr, col, sums):
 
 
 @numba.njit(cache=True, nogil=True)
-def _count_readers(col, chunk, shift, ptr):
+def _count_readers(first, last, rows, chunk, shift, rowptr, col, slot):
+    """Count into slot [pieces, count] the readers of a chunk's nodes in each piece of rows."""
     mask = (1 << shift) - 1
-    for e in range(col.size):
-        u = col[e]
-        if u & mask == chunk:
-            ptr[(u >> shift) + 1] += 1
-    for i in range(ptr.size - 1):
-        ptr[i + 1] += ptr[i]
+    for piece in range(first, last):
+        for e in range(rowptr[rows[piece]], rowptr[rows[piece + 1]]):
+            if col[e] & mask == chunk:
+                slot[piece, col[e] >> shift] += 1
 
 
 @numba.njit(cache=True, nogil=True)
-def _list_readers(first, last, chunk, shift, rowptr, col, ptr, out):
-    """Fill the readers of nodes first..last of a chunk."""
+def _place_readers(slot):
+    """Turn counts into where each piece begins to write; returns pointers [count+1]."""
+    ptr = np.zeros(slot.shape[1] + 1, np.int64)
+    n = 0
+    for i in range(slot.shape[1]):
+        for piece in range(slot.shape[0]):
+            count = slot[piece, i]
+            slot[piece, i] = n
+            n += count
+        ptr[i + 1] = n
+    return ptr
+
+
+@numba.njit(cache=True, nogil=True)
+def _list_readers(first, last, rows, chunk, shift, rowptr, col, slot, out):
     mask = (1 << shift) - 1
-    slot = ptr[first:last].copy()
-    for v in range(rowptr.size - 1):
-        for e in range(rowptr[v], rowptr[v + 1]):
-            u = col[e]
-            if u & mask == chunk:
-                i = (u >> shift) - first
-                if 0 <= i < slot.size:
-                    out[slot[i]] = v
-                    slot[i] += 1
+    for piece in range(first, last):
+        for v in range(rows[piece], rows[piece + 1]):
+            for e in range(rowptr[v], rowptr[v + 1]):
+                u = col[e]
+                if u & mask == chunk:
+                    out[slot[piece, u >> shift]] = v
+                    slot[piece, u >> shift] += 1

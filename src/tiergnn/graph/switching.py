@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tiergnn.graph.balance import Criterion, rebalance
+from tiergnn.errors import ConfigError
+from tiergnn.graph.balance import Criterion, rebalance, sum_by_part
 from tiergnn.graph.bisection import bisect
 from tiergnn.graph.clusters import cluster, contract
 from tiergnn.graph.copies import copy_bytes, spare_copies
@@ -67,10 +68,16 @@ def switching(
     No part takes more than its bounds; a load that whole clusters could not meet is levelled by
     moving single nodes.
     Edges are balanced to three times the mean even where they are not asked for.
+    Raises ConfigError on 2**31 nodes or more.
     The same for any number of threads (None: all processors that this process may use). Beside
     the graph it holds a quarter of its bytes, or 64 MiB: it merges further, and forgets the
     weakest edges between clusters, where that would not do.
     """
+    if graph.num_nodes >= 2**31:
+        raise ConfigError(
+            f"method 'switching' numbers nodes in 32 bits, the graph has {graph.num_nodes}",
+            hint="method='block'",
+        )
     if min(num_parts, graph.num_nodes) <= 1:
         return np.zeros(graph.num_nodes, np.int32)
     budget = max(_LEAST_BYTES, int(_SHARE * graph.topology_bytes))
@@ -87,10 +94,12 @@ def switching(
     level = replace(finest, load=_loads(graph, criteria))
     shares = Shares.of(level, part_of, num_parts, bounds)
     chunks = 1 << level.shift
-    refine(shares, 8, _derived(seed, _REFINING), _Steps(progress, "refine", 8 * chunks))
+    hasty = graph.topology_bytes > budget
+    rounds = 4 if hasty else 8
+    refine(shares, rounds, _derived(seed, _REFINING), _Steps(progress, "refine", rounds * chunks))
     fits = copy_bytes(graph.num_nodes, num_parts) <= budget // 2
     # Of a graph that is large beside the budget a second round spares little for its time.
-    turns = 1 if graph.topology_bytes > budget else 3
+    turns = 1 if hasty else 3
     tell = _Steps(progress, "copies", 2 * turns * chunks)
     if fits:
         spare_copies(shares, turns, tell)
@@ -133,7 +142,7 @@ def _finest(graph: Graph, budget: int, num_threads: int) -> Level:
     """The graph itself. Lists of readers are of so few nodes at a time as memory allows."""
     two_way = is_two_way(graph.rowptr, graph.col, num_threads)
     shift = 3
-    while not two_way and graph.topology_bytes >> shift > budget // 8 and shift < 8:
+    while not two_way and graph.topology_bytes >> shift > budget // 4 and shift < 8:
         shift += 1
     return Level(
         rowptr=graph.rowptr,
@@ -171,14 +180,16 @@ def _merge(
         if depth == 0:
             tell = _Steps(progress, "cluster", rounds << level.shift)
         key = _derived(seed, _CLUSTERING + depth)
-        label, count = cluster(level, size, max(most, int(size.max())), rounds, key, tell)
+        # Listing readers costs more than it tells while many nodes merge at once.
+        seen = replace(level, two_way=True) if hasty and depth == 0 else level
+        label, count = cluster(seen, size, max(most, int(size.max())), rounds, key, tell)
         if count > 0.9 * level.num_nodes:
             break
         if depth == 0:
             load = _loads(graph, criteria, label, count)
         else:
             load = _add_up(label, level.load.T, count)
-        size = np.bincount(label, size, count).astype(np.int32)
+        size = sum_by_part(label, size, count).astype(np.int32)
         levels.append(contract(level, label, load, budget // 3))
         labels.append(label)
     return levels, labels, size
@@ -207,10 +218,7 @@ def _loads(
 
 
 def _add_up(label: np.ndarray, columns: list[np.ndarray] | np.ndarray, count: int) -> np.ndarray:
-    load = np.empty((count, len(columns)), np.int64)
-    for c, column in enumerate(columns):
-        load[:, c] = np.bincount(label, column, count)  # float64: exact below 2**53
-    return load
+    return np.stack([sum_by_part(label, column, count) for column in columns], axis=1)
 
 
 def _bounds(graph: Graph, criteria: list[Criterion], num_parts: int) -> np.ndarray:
