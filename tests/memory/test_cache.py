@@ -47,7 +47,7 @@ class TestBlocksHotness(_Over):
 
 class TestNoRoom(_Over):
     def over(self, below):
-        return BlockCache(below, Lru(), block_rows=7, capacity=0)
+        return BlockCache(below, Lru(), block_rows=200, capacity=0)
 
 
 class TestHotRows(_Over):

@@ -80,6 +80,7 @@ def test_errors_that_last_name_the_file(tmp_path, engines):
         whole(store)
     assert caught.value.culprit == str(tmp_path / "h1.p3.rows")
     assert "another one" in (caught.value.hint or "")
+    assert store.counters.retries == 3
     assert not whole(store).any()  # the disk came back
     store.close()
 
@@ -187,6 +188,7 @@ def test_a_small_file_system_is_full(tmp_path, engines):
         pytest.skip("mounting needs root")
     try:
         with Scratch(folder, engine=engines()) as scratch:
+            assert "memory, not a disk" in scratch.finding().value
             with pytest.raises(StoreError, match="No space left on device") as caught:
                 scratch.table("h1.p3", ROWS, WIDTH, torch.float32)
             assert "h1.p3" in str(caught.value)

@@ -17,7 +17,7 @@ _BLOCK_BYTES = 4 * 1024**2  # of one write: a multiple of every disk's sector
 _MOST_BYTES = 256 * 1024**2
 _LEAST_FREE_BYTES = 64 * 1024**2  # with less, nothing is written
 _WRITE_S, _READ_S = 1.2, 1.0
-DIRECT = getattr(os, "ODIRECT", 0)
+DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class DiskReading:
     free_bytes: int | None = None  # for this user
     write_Bps: float | None = None
     read_Bps: float | None = None
-    direct: bool = False  # past the page cache, by ODIRECT
+    direct: bool = False  # past the page cache, by O_DIRECT
     error: str | None = None
 
 
@@ -40,7 +40,7 @@ def read_disk(folder: str | Path) -> DiskReading:
     or loses it before its first byte. Never raises on what is wrong with the disk.
     """
     folder = os.path.realpath(folder)
-    reading = DiskReading(folder=folder, file_system=_file_system(folder))
+    reading = DiskReading(folder=folder, file_system=file_system(folder))
     try:
         space = os.statvfs(folder)
         free_bytes = space.f_bavail * space.f_frsize
@@ -68,7 +68,7 @@ def _speed(folder: str, num_bytes: int) -> tuple[float, float, bool]:
 def _timed(folder: str, num_bytes: int, direct: int) -> tuple[float, float]:
     # Through the page cache each block waits for the disk: a slow one is found out in time.
     handle = open_unnamed(folder, direct or os.O_DSYNC)
-    block = mmap.mmap(-1, _BLOCK_BYTES)  # page-aligned, as ODIRECT wants it
+    block = mmap.mmap(-1, _BLOCK_BYTES)  # page-aligned, as O_DIRECT wants it
     try:
         block.write(os.urandom(_BLOCK_BYTES))  # some file systems compress
         written, start = 0, time.perf_counter()
@@ -107,7 +107,7 @@ def open_unnamed(folder: str, flag: int) -> int:
         os.close(named)
 
 
-def _file_system(folder: str) -> str | None:
+def file_system(folder: str) -> str | None:
     """Type of the file system that ``folder`` is on, as the mount table says."""
     best, found = "", None
     with suppress(OSError):

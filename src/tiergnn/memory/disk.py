@@ -45,6 +45,7 @@ class DiskRows(RowStore):
         super().__init__(num_rows, width, dtype, name=name)
         self._file, self._engine, self._records, self._own = file, engine, records, own
         self._on_close = on_close
+        file.on_retry = lambda: self.counters.add(retries=1)
         self._crc = np.zeros(records.num_records if own else 0, np.uint32)
         self._written = np.zeros(self._crc.size, np.bool_)
         self._shared = threading.Lock()  # of records that are written in part

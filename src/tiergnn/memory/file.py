@@ -66,12 +66,13 @@ class SectorFile:
     """An open file; ``direct`` says whether its I/O passes the page cache by.
 
     Thread-safe: places are given with each call. Raises StoreError, naming the file.
+    ``on_retry`` is called for every call of the system that has to be made again.
     """
 
     def __init__(self, path: Path, handle: int, *, direct: bool, calls: Calls):
         self.path, self.direct = path, direct
         self._handle, self._calls = handle, calls
-        self.retries = 0
+        self.on_retry: Callable[[], None] = lambda: None
 
     @classmethod
     def create(cls, path: Path, num_bytes: int, *, direct: bool = True, calls: Calls) -> SectorFile:
@@ -157,7 +158,7 @@ class SectorFile:
             start = done // SECTOR_BYTES * SECTOR_BYTES
             reached = start + self._try(action, call, memory[start:], offset + start)
             if reached < needed:
-                self.retries += 1
+                self.on_retry()
                 stuck = 0 if reached > done else stuck + 1
                 self._check_end(action, offset, needed, stuck)
             done = max(done, reached)
@@ -201,7 +202,7 @@ class SectorFile:
             except OSError as error:
                 if error.errno not in _PASSING or attempt == _RETRIES:
                     raise _failed(self.path, action, len(memory), offset, attempt, error) from error
-                self.retries += 1
+                self.on_retry()
                 time.sleep(pause_s)
                 pause_s *= 4
         raise AssertionError("unreachable")

@@ -24,9 +24,11 @@ import torch
 
 from tiergnn.errors import PlanError
 from tiergnn.graph.staging import store_errors
+from tiergnn.hardware.disk import file_system
 from tiergnn.hardware.finding import Finding
 from tiergnn.memory.disk import DiskRows
 from tiergnn.memory.engine import Engine
+from tiergnn.memory.records import Records
 from tiergnn.units import format_bytes
 
 _NAME = re.compile(r"tiergnn-scratch-\d+-[0-9a-f]{8}")
@@ -96,6 +98,14 @@ class Scratch:
         with self._changes:
             if name in self._tables:
                 raise PlanError(f"table {name} is there already")
+            wanted = Records.own(num_rows, width * dtype.itemsize).file_bytes
+            room = self._capacity
+            if room is not None and self._held_bytes + wanted > room:
+                raise PlanError(
+                    f"the disk tier needs {format_bytes(wanted)} more for {name}, has "
+                    f"{format_bytes(room - self._held_bytes)} left of {format_bytes(room)}",
+                    hint="a larger disk budget, or more host memory",
+                )
             table = DiskRows.create(
                 self.path / f"{quote(name, safe='@~.,+=')}.rows",
                 num_rows,
@@ -108,15 +118,7 @@ class Scratch:
             )
             self._tables[name] = table
             self._held_bytes += table.file_bytes
-        if self._capacity is not None and self._held_bytes > self._capacity:
-            held, wanted = self._held_bytes - table.file_bytes, table.file_bytes
-            table.close()
-            raise PlanError(
-                f"the disk tier needs {format_bytes(wanted)} more for {name}, has "
-                f"{format_bytes(self._capacity - held)} left of {format_bytes(self._capacity)}",
-                hint="a larger disk budget, or more host memory",
-            )
-        self._peak_bytes = max(self._peak_bytes, self._held_bytes)
+            self._peak_bytes = max(self._peak_bytes, self._held_bytes)
         return table
 
     def finding(self) -> Finding:
@@ -124,14 +126,21 @@ class Scratch:
         probe = self.table("~probe", 1, 1, torch.uint8)
         direct = probe.direct
         probe.close()
+        kind = file_system(str(self.path))
         data = (
             ("folder", str(self.path.parent)),
+            ("file_system", kind),
             ("direct", direct),
             ("threads", self.engine.num_threads),
             ("slab_bytes", self.engine.slab_bytes),
         )
         how = f"{self.engine.num_threads} threads, {format_bytes(self.engine.slab_bytes)} slabs"
-        if direct:
+        if kind in ("tmpfs", "ramfs"):
+            value, remedy = (
+                f"memory, not a disk: {self.path.parent} is {kind}",
+                "a folder on a disk",
+            )
+        elif direct:
             value, remedy = f"O_DIRECT past the page cache, {how}, at {self.path.parent}", None
         else:
             value = f"buffered, pages given back after each request, {how}, at {self.path.parent}"
@@ -140,7 +149,7 @@ class Scratch:
             group="disk",
             name="scratch I/O",
             value=value,
-            status="ok" if direct else "warn",
+            status="warn" if remedy else "ok",
             remedy=remedy,
             data=data,
         )
@@ -165,8 +174,8 @@ class Scratch:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def _forget(self, name: str) -> None:
-        table = self._tables.pop(name, None)
-        if table is not None:
+        with self._changes:
+            table = self._tables.pop(name)
             self._held_bytes -= table.file_bytes
             self._written_bytes += table.io.write_bytes
 
