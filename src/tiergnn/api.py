@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,7 +83,8 @@ def plan(
         ranks=ranks,
         storage=tuple(storage),
     )
-    return best(asked.trials(strategies))
+    found = best(asked.trials(strategies))
+    return found if disk is None else replace(found, scratch=str(disk))
 
 
 def train(

@@ -35,7 +35,7 @@ class Plan:
     """How to train ``workload`` on a graph of this shape with a machine.
 
     ``machine`` holds the budgets that were given; ``factors`` are what measured runs taught of its
-    costs. ``notes`` tell what was assumed.
+    costs. ``notes`` tell what was assumed. ``scratch`` is the folder on the disk tier.
     """
 
     strategy: str
@@ -46,6 +46,7 @@ class Plan:
     machine: Machine
     factors: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    scratch: str = ""
 
     @cached_property
     def schedule(self) -> Schedule:

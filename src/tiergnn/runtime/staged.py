@@ -239,7 +239,7 @@ class Staged:
                 found[tier] = max(found.get(tier, 0), num_bytes)
         if self.device.type == "cuda":
             found["device"] = torch.cuda.max_memory_allocated(self.device)
-        return found
+        return {tier: num_bytes for tier, num_bytes in found.items() if num_bytes}
 
     def sample_memory(self) -> None:
         """Peaks are counted, not sampled."""

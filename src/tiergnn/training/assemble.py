@@ -17,11 +17,14 @@ from tiergnn.graph.csr import Graph
 from tiergnn.graph.folder import read_manifest
 from tiergnn.models import zoo
 from tiergnn.planner.plan import Plan
+from tiergnn.planner.strategies.known import EVALUATIONS
 from tiergnn.runtime.executor import Resident, indexed
 from tiergnn.runtime.memory import check_room, out_of_memory
+from tiergnn.runtime.staged import Staged
 from tiergnn.training.features import choose_features, feature_table
 from tiergnn.training.options import DTYPES, Options
 from tiergnn.training.randomness import random_state
+from tiergnn.training.splits import choose_splits
 
 _log = logging.getLogger("tiergnn")
 
@@ -102,8 +105,9 @@ def build(spec: Mapping[str, Any], seed: int) -> nn.Module:
 
 def resident(
     graph: Graph, model: nn.Module, options: Options, plan: Plan | None = None
-) -> Resident:
-    """The model over the graph with its features, on the device of ``options``.
+) -> Resident | Staged:
+    """The model over the graph with its features, on the device of ``options``, or in the parts of
+    a plan that is carried out in stages.
 
     ``plan`` is one for this graph and model. Raises ConfigError and PlanError.
     """
@@ -122,17 +126,34 @@ def resident(
         check_room(torch.device("cpu"), {"one-hot features": graph.num_nodes**2})
     device = pick_device(options.device)
     with random_state(device, options.seed):  # lazy parameters get their first values here
-        made = Resident(
-            model,
+        featured, dtype = (
             replace(graph, x=feature_table(graph, features)),
-            device=device,
-            dtype=_dtype(model, options.dtype),
-            seed=options.seed,
-            embedding=embedding,
-            normalize_rows=options.normalize_features == "row",
-            budget_bytes=options.device_memory_bytes,
-            schedule=None if plan is None else plan.schedule,
+            _dtype(model, options.dtype),
         )
+        if plan is not None and plan.strategy in EVALUATIONS:
+            made = Staged(
+                model,
+                featured,
+                plan,
+                labelled=choose_splits(graph, options.split, options.seed)["train"],
+                device=device,
+                dtype=dtype,
+                seed=options.seed,
+                normalize_rows=options.normalize_features == "row",
+                scratch=plan.scratch or None,
+            )
+        else:
+            made = Resident(
+                model,
+                featured,
+                device=device,
+                dtype=dtype,
+                seed=options.seed,
+                embedding=embedding,
+                normalize_rows=options.normalize_features == "row",
+                budget_bytes=options.device_memory_bytes,
+                schedule=None if plan is None else plan.schedule,
+            )
     if plan is not None:
         _check_stages(plan, made)
     for name in ("edge_weight", "edge_attr"):
@@ -143,10 +164,11 @@ def resident(
 
 def _check_plan(plan: Plan, graph: Graph) -> None:
     """Raise for a plan of another graph, or one that cannot be carried out."""
-    if plan.strategy != "resident":
+    known = ("resident", *EVALUATIONS)
+    if plan.strategy not in known:
         raise PlanError(
-            f"training carries out resident plans, this one is {plan.strategy}",
-            hint="strategies=['resident'], or more device memory",
+            f"training carries out plans of {', '.join(known)}, this one is {plan.strategy}",
+            hint=f"strategies={[*known]}",
         )
     counts = (plan.shape.num_nodes, plan.shape.num_edges)
     if counts != (graph.num_nodes, graph.num_edges):
@@ -157,7 +179,7 @@ def _check_plan(plan: Plan, graph: Graph) -> None:
         )
 
 
-def _check_stages(plan: Plan, made: Resident) -> None:
+def _check_stages(plan: Plan, made: Resident | Staged) -> None:
     """Raise for a plan whose model was cut into other stages, or rows of other widths."""
     program = made.programs[True]
     cut = [(stage.gathers, stage.reads, stage.writes) for stage in program.stages]

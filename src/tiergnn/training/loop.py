@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tiergnn.errors import ConfigError, Interrupted, PlanError
 from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.memory import device_budget
+from tiergnn.runtime.staged import Staged
 from tiergnn.training.checkpoint import Checkpoint, Checkpoints, check_fits
 from tiergnn.training.folder import RunFolder
 from tiergnn.training.log import JsonLog, Record, TensorBoard, show
@@ -57,12 +58,15 @@ class Trainer:
 
     def __init__(
         self,
-        resident: Resident,
+        resident: Resident | Staged,
         scoring: Scoring,
         options: Options,
     ):
         self.resident, self.scoring, self.options = resident, scoring, options
         self.progress = Progress()
+        self._loss: Callable[..., Tensor] = scoring.loss
+        if isinstance(resident, Staged):
+            self._loss = scoring.by_parts(resident.parts.gids, resident.device)
         self._judging = "val" if scoring.judged("val") else None
         if options.patience is not None and self._judging is None:
             raise ConfigError(
@@ -177,7 +181,7 @@ class Trainer:
 
         def closure() -> float:
             self.optimizer.zero_grad(set_to_none=True)
-            loss = self.resident.train_step(self.scoring.loss, step, measure=self._measures(step))
+            loss = self.resident.train_step(self._loss, step, measure=self._measures(step))
             if not math.isfinite(loss):
                 cause = self.resident.not_finite()
                 raise ConfigError(
@@ -247,6 +251,8 @@ class Trainer:
         self.resident.sample_memory()
         if budget is None or self.resident.device.type == "cuda":
             return
+        if isinstance(self.resident, Staged):  # counts what it holds, and refuses to hold more
+            return
         peak = self.resident.peak_bytes["host"]
         if peak > budget:
             raise PlanError(
@@ -283,7 +289,7 @@ class Trainer:
         return listeners if shown is None else [*listeners, shown]
 
 
-def weights_of(resident: Resident) -> dict[str, Tensor]:
+def weights_of(resident: Resident | Staged) -> dict[str, Tensor]:
     """A copy on the CPU of the model's state_dict, and of learned feature rows.
 
     Raises ConfigError when the state_dict holds what is not a tensor.
@@ -301,7 +307,7 @@ def weights_of(resident: Resident) -> dict[str, Tensor]:
     return weights
 
 
-def load_weights(resident: Resident, weights: dict[str, Tensor], source: str) -> None:
+def load_weights(resident: Resident | Staged, weights: dict[str, Tensor], source: str) -> None:
     """Put ``weights_of`` back. Raises ConfigError when names or shapes differ."""
     check_fits(weights, weights_of(resident), source)
     weights = dict(weights)

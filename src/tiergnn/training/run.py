@@ -21,6 +21,7 @@ from tiergnn.errors import ConfigError, unknown
 from tiergnn.graph.csr import Graph
 from tiergnn.planner.plan import Plan
 from tiergnn.runtime.executor import Resident
+from tiergnn.runtime.staged import Staged
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.assemble import as_graph, build, fingerprint, model_spec, resident
 from tiergnn.training.checkpoint import Checkpoints
@@ -52,7 +53,7 @@ class Run:
 
     def __init__(
         self,
-        held: Resident,
+        held: Resident | Staged,
         graph: Graph,
         options: Options,
         progress: Progress,
@@ -131,7 +132,7 @@ class Run:
             if split is not None and split not in splits:
                 raise unknown("split", split, dict.fromkeys(known))
             splits = splits if split is None else {split: splits[split]}
-        scoring = _scoring(self.graph, splits, self._resident.device, options)
+        scoring = _scoring(self.graph, splits, _judged_on(self._resident), options)
         with on_threads(self._threads):
             out = self._resident.infer()
             scoring.check_output(out, self.graph.num_nodes)
@@ -280,14 +281,18 @@ def reopen(
             f"the run was trained on {ready['in_channels']} features a node, this graph has {width}"
         )
     threads = record.get("threads", torch.get_num_threads())
-    held = resident(graph, module, options)
+    plan = Plan.load(folder.plan) if folder.plan.exists() else None
+    same = plan is not None and (plan.shape.num_nodes, plan.shape.num_edges) == (
+        graph.num_nodes, graph.num_edges,
+    )  # fmt: skip
+    held = resident(graph, module, options, plan if same else None)
     _compare_text(record, module)
     weights, state = Checkpoints(folder.checkpoints).load_best()
     load_weights(held, weights, str(folder.checkpoints))
     progress = Progress(**state["progress"])
     run = Run(held, graph, options, progress, folder.path, record["task"], threads)
     run.timeline = Timeline.load(folder.timeline) if folder.timeline.exists() else None
-    run.plan = Plan.load(folder.plan) if folder.plan.exists() else None
+    run.plan = plan
     return run
 
 
@@ -299,9 +304,14 @@ def _trainer(
     plan: Plan | None,
 ) -> Trainer:
     held = resident(graph, model, options, plan)
-    scoring = _scoring(graph, splits, held.device, options)
+    scoring = _scoring(graph, splits, _judged_on(held), options)
     scoring.check_output(held.infer(), graph.num_nodes)
     return Trainer(held, scoring, options)
+
+
+def _judged_on(held: Resident | Staged) -> torch.device:
+    """Where outputs are: those of all nodes, when staged, in host memory."""
+    return torch.device("cpu") if isinstance(held, Staged) else held.device
 
 
 def _scoring(

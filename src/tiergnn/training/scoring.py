@@ -5,7 +5,7 @@ Legend: V nodes, N labelled rows of a split, C classes, T targets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tiergnn.errors import ConfigError
 from tiergnn.graph.csr import Graph
-from tiergnn.training.criteria import make_criterion
+from tiergnn.training.criteria import class_weights, make_criterion
 from tiergnn.training.metrics import MORE, OURS, check_metric, compute, compute_more, metric_mode
 from tiergnn.training.splits import labelled
 
@@ -61,6 +61,10 @@ class Scoring:
         }
         weigh = self._rows.get("train", next(iter(self._rows.values()))).y
         self._own_criterion = callable(criterion)
+        self._row_weight = None  # of a row's class in the mean over rows, where they differ
+        if graph.task == "class" and class_weight is not None:
+            assert graph.num_classes is not None
+            self._row_weight = class_weights(graph.task, class_weight, weigh, graph.num_classes)
         self._criterion = None
         if criterion is not NO_CRITERION:
             self._criterion = make_criterion(
@@ -78,6 +82,53 @@ class Scoring:
                 f"criterion(out_rows, y_rows) must give one number, gave {_shape(loss)}"
             )
         return loss.reshape(())
+
+    def by_parts(
+        self, parts: Sequence[Tensor], device: torch.device
+    ) -> Callable[[Tensor, int], Tensor]:
+        """``share(out, part)``: what a part's output rows [P, ...] on ``device`` add to the loss of
+        the training split. Its nodes are ``parts[part]``, ascending.
+
+        A part's mean counts as much as its labels do among all. Raises ConfigError for a criterion
+        of the caller's that is no sum over rows.
+        """
+        if self._own_criterion and getattr(self._criterion, "reduction", None) != "sum":
+            raise ConfigError(
+                "a criterion of your own sees all labelled rows at once, and a staged plan has "
+                "those of one part at a time",
+                hint="criterion by name, one with reduction='sum', or strategies=['resident']",
+            )
+        rows = self._rows["train"]
+        total = self._norm(rows.y)
+        mine: list[tuple[Tensor, Tensor, float]] = []
+        for gid in parts:
+            slot = torch.searchsorted(rows.ids, gid.to(rows.ids.device))
+            found = torch.zeros_like(slot, dtype=torch.bool)
+            if rows.ids.numel():
+                slot = slot.clamp(max=rows.ids.numel() - 1)
+                found = rows.ids[slot] == gid.to(rows.ids.device)
+            y = rows.y[slot[found]]
+            norm = self._norm(y)
+            share = 1.0 if self._own_criterion else norm / total if total else 0.0
+            mine.append((torch.nonzero(found).flatten().to(device), y.to(device), share))
+
+        def share(out: Tensor, part: int) -> Tensor:
+            local, y, weight = mine[part]
+            if not local.numel() or weight == 0.0:
+                return out[:0].sum()
+            values = _select(out, local) if self._own_criterion else self._outputs(out, local)
+            assert self._criterion is not None
+            return self._criterion(values, self._target(y, values)) * weight
+
+        return share
+
+    def _norm(self, y: Tensor) -> float:
+        """What the mean over rows with these labels divides their sum by."""
+        if self.task == "multilabel":
+            return float((y >= 0).sum())
+        if self.task == "real":
+            return float((~y.isnan()).sum())
+        return float(y.numel() if self._row_weight is None else self._row_weight[y].sum())
 
     def scores(self, out: Tensor) -> dict[str, Scores]:
         """split -> metric -> value, "loss" among them; None where undefined."""

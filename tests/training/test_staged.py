@@ -1,0 +1,134 @@
+"""Training by a staged plan: the losses, metrics and predictions of the resident run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tiergnn as tg
+from tests.planner.strategies.cases import machine
+from tests.training.models import community, net
+from tiergnn.errors import ConfigError
+from tiergnn.graph.shape import layout_of
+from tiergnn.training.scoring import Scoring
+
+QUIET = {"progress": False, "device": "cpu"}
+
+
+def planned(graph, model, strategy="grinnder", frac=0.75, **options):
+    """A staged plan under a share of what the resident one holds on the device."""
+    there = machine(1)
+    whole = tg.plan(graph, model, machine=there, device="cpu", strategies=["resident"], **options)
+    return tg.plan(
+        graph, model, machine=there, device="cpu", strategies=[strategy],
+        device_memory=int(frac * whole.peak_bytes["device"]), **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["grinnder", "hongtu"])
+def test_a_staged_run_is_the_resident_run(strategy, tmp_path):
+    graph = community(300)
+    plan = planned(graph, net(graph, dropout=0.5), strategy)
+    assert plan.knobs.parts > 1
+    options = {"epochs": 8, **QUIET}
+    run = tg.train(graph, net(graph, dropout=0.5), plan, out=tmp_path / "run", **options)
+    want = tg.train(graph, net(graph, dropout=0.5), **options)
+    np.testing.assert_allclose(run.losses, want.losses, rtol=1e-5)
+    np.testing.assert_allclose(run.predict(), want.predict(), rtol=1e-4, atol=1e-5)
+    assert run.metrics["test"]["accuracy"] == want.metrics["test"]["accuracy"]
+    assert run.peak_bytes["device"] <= plan.machine.tier("device").available_bytes
+    assert run.timeline is not None
+    again = tg.predict(tmp_path / "run", graph=graph, model=net(graph, dropout=0.5), device="cpu")
+    np.testing.assert_array_equal(again, run.predict())
+
+
+def test_a_staged_run_resumes_bit_for_bit(tmp_path):
+    graph = community(200)
+    plan = planned(graph, net(graph, dropout=0.5))
+    whole = tg.train(graph, net(graph, dropout=0.5), plan, epochs=6, **QUIET)
+    tg.train(graph, net(graph, dropout=0.5), plan, epochs=3, out=tmp_path / "run", **QUIET)
+    run = tg.resume(
+        tmp_path / "run", graph, net(graph, dropout=0.5), epochs=6, progress=False, device="cpu"
+    )
+    assert run.losses == whole.losses
+    np.testing.assert_array_equal(run.predict(), whole.predict())
+
+
+TASKS = {
+    "class": (lambda draw, n: draw.integers(0, 3, n), ("cross_entropy", "nll")),
+    "multilabel": (lambda draw, n: draw.integers(-1, 2, (n, 3)).astype(np.int8), ("bce",)),
+    "real": (
+        lambda draw, n: np.where(draw.random((n, 3)) < 0.2, np.nan, draw.random((n, 3))),
+        ("mse", "mae", "huber"),
+    ),
+}
+
+
+@pytest.mark.parametrize("weight", [None, "balanced", (0.5, 0.0, 2.0)], ids=str)
+@pytest.mark.parametrize(
+    ("task", "criterion"), [(t, c) for t, (_, names) in TASKS.items() for c in names]
+)
+def test_shares_add_up_to_the_loss(task, criterion, weight):
+    """With masks, class weights, parts without labels; gradients as well."""
+    if task == "real" and weight is not None:
+        return
+    draw = np.random.default_rng(0)
+    classes = None if task == "real" else 3
+    graph = replace(community(60), y=TASKS[task][0](draw, 60), task=task, num_classes=classes)
+    ids = np.sort(draw.permutation(60)[:25])
+    cpu = torch.device("cpu")
+    scoring = Scoring(graph, {"train": ids}, cpu, criterion=criterion, class_weight=weight)
+    owner = draw.integers(0, 9, 60)
+    owner[ids[owner[ids] == 4]] = 5  # part 4 has no labels
+    parts = [torch.from_numpy(np.flatnonzero(owner == part)) for part in range(10)]
+    share = scoring.by_parts(parts, cpu)
+    out = torch.randn(60, 3, dtype=torch.float64).log_softmax(1).requires_grad_()
+    whole = scoring.loss(out)
+    (want,) = torch.autograd.grad(whole, out)
+    total = sum(share(out[gid], part) for part, gid in enumerate(parts))
+    assert isinstance(total, torch.Tensor)
+    torch.testing.assert_close(total, whole, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(torch.autograd.grad(total, out)[0], want, rtol=1e-12, atol=1e-14)
+
+
+def test_criteria_of_ones_own():
+    """A sum over rows has shares; anything else is refused with what would do."""
+    graph, cpu = community(60), torch.device("cpu")
+    parts = [torch.arange(20), torch.arange(20, 60)]
+    ids = {"train": np.arange(0, 60, 2)}
+    ours = nn.CrossEntropyLoss(reduction="sum")
+    scoring = Scoring(graph, ids, cpu, criterion=ours)
+    share = scoring.by_parts(parts, cpu)
+    out = torch.randn(60, graph.num_classes, dtype=torch.float64)
+    total = share(out[:20], 0) + share(out[20:], 1)
+    torch.testing.assert_close(total, scoring.loss(out))
+    for criterion in (nn.CrossEntropyLoss(), lambda out, y: out.sum()):
+        with pytest.raises(ConfigError, match="one part at a time"):
+            Scoring(graph, ids, cpu, criterion=criterion).by_parts(parts, cpu)
+
+
+def test_labels_of_a_split_of_ones_own_make_the_loss():
+    """What the plan counted of the stored split does not matter."""
+    graph = community(200)
+    plan = planned(graph, net(graph))
+    split = {"train": np.arange(0, 100), "val": np.arange(100, 200)}
+    run = tg.train(graph, net(graph), plan, epochs=3, split=split, **QUIET)
+    want = tg.train(graph, net(graph), epochs=3, split=split, **QUIET)
+    np.testing.assert_allclose(run.losses, want.losses, rtol=1e-5)
+    counted = layout_of(tg.partition(graph, plan.knobs.parts), graph)
+    assert sum(part.labelled for part in counted.parts) != 100
+
+
+def test_plans_of_others_are_refused():
+    graph = community(200)
+    plan = planned(graph, net(graph))
+    with pytest.raises(tg.PlanError, match="the plan is for 200 nodes"):
+        tg.train(community(100), net(graph), plan, epochs=1, **QUIET)
+    with pytest.raises(tg.PlanError, match="of another model"):
+        tg.train(graph, net(graph, hidden=16), plan, epochs=1, **QUIET)
+    with pytest.raises(tg.PlanError, match="training carries out plans of"):
+        tg.train(graph, net(graph), replace(plan, strategy="uva"), epochs=1, **QUIET)
