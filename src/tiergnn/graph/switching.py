@@ -31,6 +31,7 @@ _SMALLEST = 32  # nodes a part at which merging ends
 _LUMPS = 24  # clusters that make up a part, at least
 _GROWTH = 10  # mean nodes in the largest cluster of a level
 _GUARD = 3.0  # largest accepted load of edges over mean load where none is asked for
+_FREE = (0, 1 << 62)  # bounds of a load that may be anything
 _REBALANCE_BYTES = 80  # a node, of ``rebalance``
 _SIZE_TOTAL = 1 << 30  # what the sizes of all nodes add up to
 _CLUSTERING, _HALVING, _REFINING = 0, 1000, 2000  # streams of random numbers
@@ -87,12 +88,15 @@ def switching(
     part_of = bisect(levels[-1], size, num_parts, slack, _derived(seed, _HALVING))
     del size
     bounds = _bounds(graph, criteria, num_parts)
+    # Splits are levelled last: held to the node, they would stop nearly every move before.
+    loose = bounds.copy()
+    loose[[c for c, held in enumerate(criteria) if held.name not in ("nodes", "edges")]] = _FREE
     for depth in range(len(labels), 0, -1):
-        shares = Shares.of(levels.pop(), part_of, num_parts, bounds)
+        shares = Shares.of(levels.pop(), part_of, num_parts, loose)
         refine(shares, 8, _derived(seed, _REFINING + depth), lambda: None)
         part_of = shares.part_of[labels.pop()]
     level = replace(finest, load=_loads(graph, criteria))
-    shares = Shares.of(level, part_of, num_parts, bounds)
+    shares = Shares.of(level, part_of, num_parts, loose)
     chunks = 1 << level.shift
     hasty = graph.topology_bytes > budget
     rounds = 4 if hasty else 8
@@ -103,7 +107,7 @@ def switching(
     tell = _Steps(progress, "copies", 2 * turns * chunks)
     if fits:
         spare_copies(shares, turns, tell)
-    held = _unmet(shares, criteria, graph, budget)
+    held = _unmet(replace(shares, bounds=bounds), criteria, graph, budget)
     if not held:
         return shares.part_of
     # Where a graph is directed this sees who is read, not who reads: it only breaks ties.
