@@ -169,3 +169,17 @@ def test_hot_rows_are_read_from_memory():
     assert (store.counters.hits, store.counters.misses) == (3, 1)
     assert below.counters.read_bytes == before + 12
     assert store.held_bytes == 3 * (12 + 8)
+
+
+def test_a_cache_that_is_larger_than_its_table():
+    below = RamRows(25, 3, torch.float32, data=rand(25, 3))
+    store = BlockCache(below, Lru(), block_rows=10, capacity=1000)
+    assert store.capacity == 3
+    for _ in range(2):
+        store.read(slice(None), out := torch.empty(25, 3))
+        assert torch.equal(out, below.data)
+    assert below.counters.read_bytes == 25 * 12
+    every = HotRows(below, torch.arange(25))
+    every.gather(torch.arange(24, -1, -1), out)
+    assert torch.equal(out, below.data.flip(0))
+    assert every.counters.misses == 0

@@ -273,3 +273,35 @@ def test_records_waste_little(num_rows, row_bytes):
 def test_faults_are_known():
     with pytest.raises(ConfigError, match="eio, enospc, short, flip"):
         FaultPlan(reads={0: "fire"})
+
+
+def test_many_small_ranges_up_to_the_end_of_a_file(tmp_path, engines):
+    """Far apart, so that each is a range: read in compiled code, the last one short."""
+    rows, width, step = 2000, 1001, 40  # 4,004 bytes a row, 160 KB from one to the next
+    values = rand(rows, width)
+    path = tmp_path / "x.bin"
+    path.write_bytes(values.numpy().tobytes())
+    store = DiskRows.open(path, rows, width, torch.float32, engine=engines())
+    index = torch.arange(rows - 1, -1, -step)
+    store.gather(index, out := torch.empty(index.numel(), width))
+    assert torch.equal(out, values[index])
+    assert store.io.read_calls == index.numel()
+    assert store.io.read_bytes <= 3 * SECTOR_BYTES * index.numel()
+    os.truncate(path, 4004 * 1500)
+    with pytest.raises(StoreError, match=f"ends at byte {4004 * 1500}"):
+        store.gather(index, out)
+    store.close()
+
+
+def test_near_rows_are_one_read_and_far_ones_are_not_read_between(tmp_path, engines):
+    values = rand(20_000, 64)
+    path = tmp_path / "x.bin"
+    path.write_bytes(values.numpy().tobytes())
+    store = DiskRows.open(path, 20_000, 64, torch.float32, engine=engines())
+    index = torch.tensor([3, 40, 3, 200, 15_000, 15_001, 3])
+    store.gather(index, out := torch.empty(7, 64))
+    assert torch.equal(out, values[index])
+    assert store.io.read_calls == 2
+    assert store.io.read_bytes <= 18 * SECTOR_BYTES
+    assert store.counters.read_bytes == 5 * 256
+    store.close()

@@ -49,6 +49,7 @@ class DiskRows(RowStore):
         self._crc = np.zeros(records.num_records if own else 0, np.uint32)
         self._written = np.zeros(self._crc.size, np.bool_)
         self._shared = threading.Lock()  # of records that are written in part
+        self._end = records.file_bytes if own else file.num_bytes
         self.io = Counters()  # what the disk moved, in whole sectors
 
     @classmethod
@@ -251,7 +252,7 @@ class DiskRows(RowStore):
 
     def _load(self, fill: Fill, slab: np.ndarray, *, locked: bool = False) -> None:
         """A fill's sectors into its slab, checked."""
-        self._file.read_ranges(slab, fill.start, fill.end, fill.at)
+        self._file.read_ranges(slab, fill.start, fill.end, fill.at, self._end)
         self.io.add(read_calls=fill.start.size, read_bytes=fill.num_bytes)
         if not self._own:
             return

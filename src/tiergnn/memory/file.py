@@ -120,15 +120,14 @@ class SectorFile:
         self._whole("read", self._calls.read, memory, offset, needed)
 
     def read_ranges(
-        self, slab: np.ndarray, start: np.ndarray, end: np.ndarray, at: np.ndarray
+        self, slab: np.ndarray, start: np.ndarray, end: np.ndarray, at: np.ndarray, file_end: int
     ) -> None:
         """Range i of the file, start[i] to end[i], into the slab from at[i] on; blocks.
 
-        The last one may end after the file does. Many small ones are read without the GIL; whatever
+        The last one may end after ``file_end``, where the file should end. Many small ones are read without the GIL; whatever
         is not read whole there, is read again by ``read``, which knows why.
         """
-        memory, file_end = slab.data, self.num_bytes
-        done, count = 0, start.size
+        memory, done, count = slab.data, 0, start.size
         while done < count:
             if self._calls == _SYSTEM and count - done >= _MANY:
                 done = _read_whole(self._handle, slab, start, end, at, done)

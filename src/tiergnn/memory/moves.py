@@ -77,19 +77,22 @@ def _unit(row_bytes: int, starts: np.ndarray) -> int:
 @numba.njit(cache=True, nogil=True)
 def _add_rows(target, slot, values, source):
     for i in range(slot.size):
-        for d in range(target.shape[1]):
-            target[slot[i], d] += values[source[i], d]
+        total, given = target[slot[i]], values[source[i]]
+        for d in range(total.size):
+            total[d] += given[d]
 
 
 @numba.njit(cache=True, nogil=True)
 def _pick(memory, starts, out, into):
     for i in range(starts.size):
-        for u in range(out.shape[1]):
-            out[into[i], u] = memory[starts[i] + u]
+        row, start = out[into[i]], starts[i]
+        for u in range(row.size):
+            row[u] = memory[start + u]
 
 
 @numba.njit(cache=True, nogil=True)
 def _place(memory, starts, rows):
     for i in range(starts.size):
-        for u in range(rows.shape[1]):
-            memory[starts[i] + u] = rows[i, u]
+        row, start = rows[i], starts[i]
+        for u in range(row.size):
+            memory[start + u] = row[u]
