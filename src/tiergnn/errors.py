@@ -49,6 +49,10 @@ class StoreError(TiergnnError, OSError):
         return str(self.args[0]) if self.args else ""
 
 
+class RankError(TiergnnError, RuntimeError):
+    """A rank that died, hung, raised or did not match the others: the job has ended on all ranks."""
+
+
 class Interrupted(KeyboardInterrupt):
     """A run that a signal stopped between two epochs, after its checkpoint was written.
 
