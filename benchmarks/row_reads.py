@@ -25,9 +25,9 @@ import torch
 
 from provenance import RESULTS, provenance
 from tiergnn.memory import disk
-from tiergnn.memory.cache import HotRows
 from tiergnn.memory.disk import DiskRows
 from tiergnn.memory.engine import Engine
+from tiergnn.memory.hot import HotRows
 from tiergnn.memory.scratch import Scratch
 
 WIDTH = 128  # of float16: 256 bytes a row
@@ -82,7 +82,7 @@ def of_capped_map(
     The rows are uniform, so it does not matter which pages go: windows of the file take turns.
     """
     libc, page = ctypes.CDLL(None, use_errno=True), mmap.PAGESIZE
-    window = 64 * 2**20
+    window = min(64 * 2**20, path.stat().st_size // (8 * page) * page)
     forget(path)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
         flat = np.frombuffer(memory, np.uint8)
@@ -103,7 +103,7 @@ def of_capped_map(
                 length = min(window, flat.size - next_window)
                 memory.madvise(mmap.MADV_DONTNEED, next_window, length)
                 os.posix_fadvise(file.fileno(), next_window, length, os.POSIX_FADV_DONTNEED)
-                next_window = (next_window + window) % (flat.size // window * window)
+                next_window = next_window + window if next_window + window < flat.size else 0
         del rows, flat
     return done / seconds
 
@@ -173,18 +173,19 @@ def hot(path: Path, num_rows: int, num_reads: int, engine: Engine) -> dict[str, 
 def tables(folder: Path, num_bytes: int, engine: Engine) -> dict[str, Any]:
     """Whole tables of our own, written and read, with checksums and without."""
     num_rows = num_bytes // 256
-    values = torch.randn(2**19, 64)
+    count = min(2**19, num_rows)
+    values = torch.randn(count, 64)
     result: dict[str, Any] = {"bytes": num_rows * 256}
     with Scratch(folder, engine=engine) as scratch:
         for name, check in (("checked", crc32), ("unchecked", lambda memory: 0)):
             disk.crc32 = check
             table = scratch.table(name, num_rows, 64, torch.float32)
             start = time.perf_counter()
-            for first in range(0, num_rows - 2**19 + 1, 2**19):
-                table.write(slice(first, first + 2**19), values)
+            for first in range(0, num_rows - count + 1, count):
+                table.write(slice(first, first + count), values)
             middle = time.perf_counter()
-            for first in range(0, num_rows - 2**19 + 1, 2**19):
-                table.read(slice(first, first + 2**19), values)
+            for first in range(0, num_rows - count + 1, count):
+                table.read(slice(first, first + count), values)
             result[f"{name}_write_Bps"] = table.counters.write_bytes / (middle - start)
             result[f"{name}_read_Bps"] = table.counters.read_bytes / (time.perf_counter() - middle)
             table.close()

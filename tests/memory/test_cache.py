@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tests.memory.contract import RowStoreContract, rand, run_random
 from tiergnn.errors import PlanError, StoreError
-from tiergnn.memory.cache import BlockCache, HotRows
+from tiergnn.memory.cache import BlockCache
 from tiergnn.memory.engine import Engine
 from tiergnn.memory.faults import FaultPlan, Faulty
+from tiergnn.memory.hot import HotRows
 from tiergnn.memory.policy import Belady, Hotness, Lru, simulate
 from tiergnn.memory.ram import RamRows
 from tiergnn.memory.scratch import Scratch

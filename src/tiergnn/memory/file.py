@@ -124,8 +124,8 @@ class SectorFile:
     ) -> None:
         """Range i of the file, start[i] to end[i], into the slab from at[i] on; blocks.
 
-        The last one may end after ``file_end``, where the file should end. Many small ones are read without the GIL; whatever
-        is not read whole there, is read again by ``read``, which knows why.
+        The last one may end after ``file_end``, where the file should end. Many are read without
+        the GIL; whatever is not read whole there is read again by ``read``, which knows why.
         """
         memory, done, count = slab.data, 0, start.size
         while done < count:
