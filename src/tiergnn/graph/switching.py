@@ -146,7 +146,7 @@ def _finest(graph: Graph, budget: int, num_threads: int) -> Level:
     """The graph itself. Lists of readers are of so few nodes at a time as memory allows."""
     two_way = is_two_way(graph.rowptr, graph.col, num_threads)
     shift = 3
-    while not two_way and graph.topology_bytes >> shift > budget // 4 and shift < 8:
+    while not two_way and graph.topology_bytes >> shift > budget // 8 and shift < 8:
         shift += 1
     return Level(
         rowptr=graph.rowptr,
@@ -194,7 +194,7 @@ def _merge(
         else:
             load = _add_up(label, level.load.T, count)
         size = sum_by_part(label, size, count).astype(np.int32)
-        levels.append(contract(level, label, load, budget // 3))
+        levels.append(contract(level, label, load, budget // 5))
         labels.append(label)
     return levels, labels, size
 
