@@ -12,6 +12,7 @@ import pytest
 import tiergnn as tg
 from tiergnn.graph.generate import sbm
 from tiergnn.graph.shape import shape_of
+from tiergnn.hardware.presets import resolve
 from tiergnn.planner.plan import Plan
 from tiergnn.schedule.check import check
 from tiergnn.schedule.schedule import Schedule
@@ -200,3 +201,24 @@ def test_a_plan_of_something_else_is_refused(cli, graph, tmp_path):
                 "--out", tmp_path / "run2", "--quiet")  # fmt: skip
     assert small.code == 2
     assert "2,000 nodes" in small.err
+
+
+def test_budgets_of_a_run_make_its_plan(cli, graph, tmp_path, monkeypatch):
+    """What does not fit on the device waits in host memory, then on the disk; the same losses."""
+    short = ("--epochs", 3, "--device", "cpu", *SAGE, "--quiet", "--json")
+    want = cli("train", graph, *short, "--out", tmp_path / "resident").json["losses"]
+    machine = resolve("cpu2")  # measuring this one takes 20 s
+    monkeypatch.setattr("tiergnn.hardware.measure.measure", lambda *_, **__: machine)
+    scratch, run = tmp_path / "scratch", tmp_path / "run"
+    scratch.mkdir()
+    budgets = ("--device-memory", "3MiB", "--host-memory", "16MiB", "--disk", scratch)
+    done = cli("train", graph, *short, *budgets, "--out", run)
+    assert done.code == 0, done.err
+    assert done.json["losses"] == pytest.approx(want, rel=1e-5)
+    assert done.json["predicted"]["strategy"] in ("grinnder", "hongtu")
+    assert done.json["peak_bytes"]["device"] <= 3 * 2**20
+    assert not list(scratch.iterdir())
+    refused = cli("train", graph, *short, "--plan", run / "plan.json", "--disk", scratch, "--out",
+                  tmp_path / "other")  # fmt: skip
+    assert refused.code == 2
+    assert "a plan has its budgets already" in refused.err

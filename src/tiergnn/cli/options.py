@@ -5,6 +5,7 @@ None, or False of a plain flag, is "not given": the library's own default holds 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -204,6 +205,18 @@ Device = Annotated[
 DeviceMemory = Annotated[
     str | None,
     _machine("--device-memory", help="The most to take on the device: 8GiB.", default="all"),
+]
+HostMemory = Annotated[
+    str | None,
+    _machine("--host-memory", help="The most to hold in host memory, when it does not fit: 32GiB."),
+]
+Disk = Annotated[
+    Path | None,
+    _machine("--disk", help="A folder whose disk may hold what memory cannot.", default="none"),
+]
+Strategy = Annotated[
+    list[str] | None,
+    _machine("--strategy", help="Plan by this; may be given several times.", default="by memory"),
 ]
 Dtype = Annotated[
     str | None, _machine("--dtype", help="float32, float64 or bfloat16.", default="float32")

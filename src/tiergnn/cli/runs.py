@@ -67,6 +67,9 @@ def train(
     normalize_features: opt.NormalizeFeatures = False,
     device: opt.Device = None,
     device_memory: opt.DeviceMemory = None,
+    host_memory: opt.HostMemory = None,
+    disk: opt.Disk = None,
+    strategy: opt.Strategy = None,
     dtype: opt.Dtype = None,
     checkpoint_every: opt.CheckpointEvery = None,
     tensorboard: opt.TensorBoard = False,
@@ -78,6 +81,9 @@ def train(
 
     The weights of the best-validation epoch are kept. Ctrl-C writes a checkpoint, and
     `tiergnn resume RUN` goes on from there, bit for bit.
+
+    With --host-memory, --disk or --strategy a plan is made first: what does not fit on the device
+    waits in host memory or on the disk.
 
     Example: tiergnn train data/cora --model gcn --hidden 16 --dropout 0.5 --wd 5e-4 --out runs/a
     """
@@ -126,7 +132,13 @@ def train(
         checkpoint_every=checkpoint_every,
     )
     plan: Plan | Path | None = plan_file
-    if plan is None and not quiet:
+    budgets = _given(host_memory=host_memory, disk=disk, strategies=strategy)
+    if budgets and plan is not None:
+        raise ConfigError("a plan has its budgets already", hint="--plan alone, or budgets alone")
+    if budgets:
+        plan = _planned(graph, {"name": model, **architecture}, choices, budgets)
+        Output(json=json).say(str(plan))
+    elif plan is None and not quiet:
         plan = _forecast(graph, {"name": model, **architecture}, choices, Output(json=json))
     run = api.train(
         graph,
@@ -185,6 +197,20 @@ def show_run(run: Run, output: Output) -> None:
         f"  next: tiergnn predict {run.path} --out preds.npy, or tiergnn report {run.path}",
     ]
     output.result(run.as_dict(), "\n".join(told))
+
+
+def _planned(
+    graph: Path, model: dict[str, Any], choices: dict[str, Any], budgets: dict[str, Any]
+) -> Plan:
+    """The fastest plan within budgets that training carries out."""
+    from tiergnn import api
+    from tiergnn.planner.strategies.known import EVALUATIONS
+
+    reads = ("optimizer", "criterion", "split", "features", "device", "dtype", "seed")
+    chosen = {name: choices[name] for name in (*reads, "device_memory") if name in choices}
+    return api.plan(
+        graph, model, **chosen, **({"strategies": ["resident", *EVALUATIONS]} | budgets)
+    )
 
 
 def _forecast(

@@ -8,15 +8,15 @@ Legend: P rows of one part, S source rows it reads, E edges.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.gathering import Gathering
+from tiergnn.planner.strategies.giving import Giving
 from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.moments import Moments
-from tiergnn.planner.strategies.passing import Leaving, Passing, ahead
+from tiergnn.planner.strategies.passing import Leaving, ahead
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.contents import Content, What
 from tiergnn.workload import StageWork
@@ -40,8 +40,7 @@ class Staged:
 
     ``snapshot``: gathered rows are kept at Home for backward, else gathered again there.
     ``piecewise``: rows are gathered from one part after the other, so that host memory need not
-    hold all of them at once. ``buckets``: what a part gives to the gradients of another lies at
-    Home until its turn. ``serpentine``: every other walk goes backwards through the parts, and
+    hold all of them at once. ``serpentine``: every other walk goes backwards through the parts, and
     starts with what is at hand.
     """
 
@@ -55,15 +54,13 @@ class Staged:
         serpentine: bool = False,
     ) -> None:
         self._draft, self._home, self._writer = draft, home, draft.writer
-        self._snapshot, self._piecewise, self._serpentine = snapshot, piecewise, serpentine
-        self._buckets = draft.knobs.gradients == "buckets"
+        self._snapshot, self._serpentine = snapshot, serpentine
         self._stages = draft.workload.stages
         self._training, self._walks = True, 0
         self._gathering = Gathering(draft, home, piecewise=piecewise)
-        self._given: dict[str, list[str]] = defaultdict(list)  # gradient entry -> its buckets
+        self._giving = Giving(draft, home, self._gathering, piecewise=piecewise)
         self._graded: set[str] = set()
         self._moments = Moments(draft)
-        self._staging = Passing(draft, lane=Lane.HOST)
         self._leaving = Leaving(draft)
 
     def write(self) -> None:
@@ -117,7 +114,7 @@ class Staged:
 
     def _close(self) -> None:
         self._leaving.close()
-        self._staging.close()
+        self._giving.close()
         self._home.close()
         self._gathering.close()
 
@@ -282,13 +279,8 @@ class Staged:
         wanted = [n for n in dict.fromkeys((*stage.gathers, *stage.reads)) if draft.has_grad(n)]
         self._moments.clear_grads(stage)
         for name in wanted:
-            if name not in self._graded and not self._buckets and not self._alone(name, stage):
-                for part in draft.parts:
-                    num_bytes = draft.count(name, part) * draft.stored_bytes(name)
-                    self._home.clear(
-                        f"{name}.grad.p{part}", "gradients", num_bytes,
-                        Content(What.GRAD, name, part),
-                    )  # fmt: skip
+            if name not in self._graded and not self._alone(name, stage):
+                self._giving.clear(name)
         for visit in ahead(self._walk(), partial(self._begin_backward, stage)):
             self._run_backward(visit, wanted)
         self._graded.update(wanted)
@@ -317,44 +309,8 @@ class Staged:
         self._bring_reads(visit)
         for name in stage.writes:
             if name in self._graded:
-                visit.grads[name] = self._bring_grad(name, part)
+                visit.grads[name] = self._giving.collect(name, part)
         return visit
-
-    def _bring_grad(self, name: str, part: int) -> str:
-        """The gradient of a part's rows; its buckets are added up first."""
-        draft, entry = self._draft, f"{name}.grad.p{part}"
-        rows, holds = draft.count(name, part), Content(What.GRAD, name, part)
-        buckets = self._given.pop(entry, [])
-        if buckets:
-            num_bytes = rows * draft.stored_bytes(name)
-            self._home.clear(entry, "gradients", num_bytes, holds)
-            for bucket in buckets:
-                source, target = self._home.read(bucket), self._home.modify(entry)
-                self._add_up(part, source, [target], name)
-                self._home.drop(bucket)
-        buffer = self._gathering.bring(entry, "gradients", rows, holds)
-        self._home.drop(entry)
-        return buffer
-
-    def _add_up(self, part: int, source: str, targets: list[str], name: str) -> None:
-        """Add rows in host memory to those of one part or several."""
-        sizes = self._draft.sizes
-        work = Work(
-            kind="gather",
-            amount=2 * sizes[source],
-            grain=max(1, self._draft.stored_bytes(name)),
-            span=sum(sizes[target] for target in targets),
-            place="host",
-        )
-        self._writer.add(
-            0,
-            Lane.HOST,
-            Op.ACCUMULATE,
-            part=part,
-            reads=[source, *targets],
-            writes=targets,
-            work=[work],
-        )
 
     def _run_backward(self, visit: _Visit, wanted: list[str]) -> None:
         draft, stage, part = self._draft, visit.stage, visit.part
@@ -397,42 +353,10 @@ class Staged:
 
     def _give(self, visit: _Visit, name: str, buffer: str) -> None:
         """What a part gives to the gradients of rows that it read goes to those rows' owners."""
-        draft, stage, part = self._draft, visit.stage, visit.part
+        stage, part = visit.stage, visit.part
         if self._alone(name, stage):
             self._save("gradients", buffer, visit, Content(What.GRAD, name, part))
             return
         self._leaving.close()
-        shape, row_bytes = draft.layout.parts[part], draft.stored_bytes(name)
-        owners = {part: draft.count(name, part)}
-        if name in stage.gathers:
-            owners |= {q: n for q, n in enumerate(shape.halo_of) if n and q != part}
-        if self._buckets:
-            for q, rows in owners.items():
-                bucket = f"{name}.grad.p{q}.of.p{part}.s{stage.index}"
-                self._home.store(
-                    bucket, "gradients", rows * row_bytes, buffer, stage=stage.index, part=part,
-                    holds=Content(What.BUCKET, name, part, q),
-                )  # fmt: skip
-                self._given[f"{name}.grad.p{q}"].append(bucket)
-        elif self._piecewise:
-            for q, rows in owners.items():
-                holds = Content(What.BUCKET, name, part, q)
-                staging = self._stage_out(visit, buffer, rows * row_bytes, holds)
-                target = self._home.modify(f"{name}.grad.p{q}")
-                self._add_up(part, staging, [target], name)
-        else:
-            what = What.SOURCES_GRAD if name in stage.gathers else What.GRAD
-            staging = self._stage_out(
-                visit, buffer, sum(owners.values()) * row_bytes, Content(what, name, part)
-            )
-            targets = [self._home.modify(f"{name}.grad.p{q}") for q in owners]
-            self._add_up(part, staging, targets, name)
+        self._giving.give(stage, part, name, buffer)
         self._leaving.leave(buffer)
-
-    def _stage_out(self, visit: _Visit, buffer: str, num_bytes: int, holds: Content) -> str:
-        draft, part = self._draft, visit.part
-        name = f"{holds.of}.grad.of.p{part}@host"
-        staging = self._staging.take(name, num_bytes, lane=Lane.D2H, holds=holds)
-        work = Work(kind="move", amount=num_bytes, place=draft.link("d2h"))
-        self._gathering.copy(Lane.D2H, part, [buffer], staging, work)
-        return staging
