@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch_geometric.nn import models
 
 import tiergnn as tg
 from tests.planner.strategies.cases import machine
 from tests.training.models import community, net
 from tiergnn.errors import ConfigError
 from tiergnn.graph.shape import layout_of
+from tiergnn.runtime.visits import Visits
 from tiergnn.training.scoring import Scoring
 
 QUIET = {"progress": False, "device": "cpu"}
@@ -132,3 +135,32 @@ def test_plans_of_others_are_refused():
         tg.train(graph, net(graph, hidden=16), plan, epochs=1, **QUIET)
     with pytest.raises(tg.PlanError, match="training carries out plans of"):
         tg.train(graph, net(graph), replace(plan, strategy="uva"), epochs=1, **QUIET)
+
+
+def test_ctrl_c_within_an_epoch_is_resumed_bit_for_bit(tmp_path, monkeypatch):
+    """The step is given up at the next action; statistics of BatchNorm stay as they were."""
+    graph = community(200)
+
+    def model():
+        torch.manual_seed(0)
+        return models.GCN(graph.x.width, 8, 2, graph.num_classes, 0.5, norm="BatchNorm")
+
+    plan = planned(graph, model())
+    whole = tg.train(graph, model(), plan, epochs=5, **QUIET)
+    visits = []
+    backward = Visits.backward
+
+    def interrupting(self, action):
+        visits.append(action.index)
+        if len(visits) == 2 * plan.knobs.parts + 1:  # within the first epoch's backward
+            signal.raise_signal(signal.SIGINT)
+        backward(self, action)
+
+    monkeypatch.setattr(Visits, "backward", interrupting)
+    with pytest.raises(tg.Interrupted):
+        tg.train(graph, model(), plan, epochs=5, out=tmp_path / "run", **QUIET)
+    assert len(visits) == 2 * plan.knobs.parts + 1
+    monkeypatch.undo()
+    run = tg.resume(tmp_path / "run", graph, model(), progress=False, device="cpu")
+    assert run.losses == whole.losses
+    np.testing.assert_array_equal(run.predict(), whole.predict())

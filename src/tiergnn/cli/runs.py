@@ -207,10 +207,9 @@ def _planned(
     from tiergnn.planner.strategies.known import EVALUATIONS
 
     reads = ("optimizer", "criterion", "split", "features", "device", "dtype", "seed")
-    chosen = {name: choices[name] for name in (*reads, "device_memory") if name in choices}
-    return api.plan(
-        graph, model, **chosen, **({"strategies": ["resident", *EVALUATIONS]} | budgets)
-    )
+    chosen: dict[str, Any] = {"strategies": ["resident", *EVALUATIONS]} | budgets
+    chosen |= {name: choices[name] for name in (*reads, "device_memory") if name in choices}
+    return api.plan(graph, model, **chosen)
 
 
 def _forecast(

@@ -197,11 +197,24 @@ class Staged:
     def train_step(self, share: Share, step: int, *, measure: bool = False) -> float:
         """The schedule up to STEP: gradients add to ``.grad``. Gives the loss.
 
-        ``share(out, part)`` is a part's share of the loss, of its output rows [P, ...].
+        ``share(out, part)`` is a part's share of the loss, of its output rows [P, ...]. A step that
+        fails, or that ``stop_when`` ends (it raises Stopped), leaves the model's buffers as they
+        were.
         """
-        with out_of_memory(self.device, "training"):
-            self.model.train(True)
-            return float(self._walks[True].run(step_key(self.seed, step), share))
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        try:
+            with out_of_memory(self.device, "training"):
+                self.model.train(True)
+                return float(self._walks[True].run(step_key(self.seed, step), share))
+        except BaseException:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+            raise
+
+    def stop_when(self, stopped: Callable[[], bool]) -> None:
+        """Ask this between the actions of a training step, and give the step up if it is so."""
+        self._walks[True].stopped = stopped
 
     def update(self, move: Callable[[], Any]) -> None:
         """The schedule's STEP: ``move()`` has the optimizer move the parameters."""

@@ -31,6 +31,10 @@ from tiergnn.schedule.timeline import Span, Timeline
 _HOST_LANES = (Lane.HOST, Lane.DISK_READ, Lane.DISK_WRITE)
 
 
+class Stopped(Exception):  # noqa: N818 - a wish, no error
+    """A step was given up between two actions, because its owner wished so."""
+
+
 class StagedWalk:
     """One schedule of one rank, to be walked once a step.
 
@@ -70,6 +74,7 @@ class StagedWalk:
                     )
         cuda = buffers.device.type == "cuda"
         self._streams = {lane: torch.cuda.Stream(buffers.device) for lane in self._lanes if cuda}
+        self.stopped: Callable[[], bool] = lambda: False  # asked before every action
         self._spans: list[Span] = []
         self._ends: dict[int, torch.cuda.Event] = {}
 
@@ -97,6 +102,8 @@ class StagedWalk:
     def _walk(self, lanes: Lanes, begun: float) -> None:
         tickets: dict[int, Ticket] = {}
         for action in self._steps:
+            if self.stopped():
+                raise Stopped
             waits = [tickets[i] for i in action.after if i in tickets]
             if action.lane is not Lane.COMPUTE:
                 tickets[action.index] = lanes.submit(

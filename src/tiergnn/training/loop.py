@@ -20,6 +20,7 @@ from tiergnn.errors import ConfigError, Interrupted, PlanError
 from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.memory import device_budget
 from tiergnn.runtime.staged import Staged
+from tiergnn.runtime.staged_walk import Stopped
 from tiergnn.training.checkpoint import Checkpoint, Checkpoints, check_fits
 from tiergnn.training.folder import RunFolder
 from tiergnn.training.log import JsonLog, Record, TensorBoard, show
@@ -126,12 +127,20 @@ class Trainer:
                 set_random(device, self._random_state)
             else:
                 self._save()  # so that a run can be resumed from its first second on
+            if isinstance(self.resident, Staged) and not needs_closure(self.optimizer):
+                self.resident.stop_when(lambda: stop.signum is not None)
             listeners = self._listeners(progress)
             for listener in listeners:
                 closing.callback(listener.close)
             clock = time.monotonic()
             while state.finished is None:
-                record = self._epoch(state.epoch + 1)
+                try:
+                    record = self._epoch(state.epoch + 1)
+                except Stopped:  # within an epoch that takes long; it is done again on resume
+                    self.optimizer.zero_grad(set_to_none=True)
+                    self._save()
+                    assert stop.signum is not None
+                    raise self._interrupted(stop.signum) from None
                 for listener in listeners:
                     listener.epoch(record)
                 due = time.monotonic() - clock > _CHECKPOINT_S
@@ -141,9 +150,12 @@ class Trainer:
                     self._save()
                     clock = time.monotonic()
                 if stop.signum is not None and state.finished is None:
-                    where = None if self.folder is None else str(self.folder.path)
-                    raise Interrupted(state.epoch, where, stop.signum)
+                    raise self._interrupted(stop.signum)
         load_weights(self.resident, self._best, "the best weights")
+
+    def _interrupted(self, signum: int) -> Interrupted:
+        where = None if self.folder is None else str(self.folder.path)
+        return Interrupted(self.progress.epoch, where, signum)
 
     def _epoch(self, epoch: int) -> Record:
         """One step and, when it is due, one evaluation; its record, also kept in the history."""

@@ -109,8 +109,8 @@ class Scoring:
                 found = rows.ids[slot] == gid.to(rows.ids.device)
             y = rows.y[slot[found]]
             norm = self._norm(y)
-            share = 1.0 if self._own_criterion else norm / total if total else 0.0
-            mine.append((torch.nonzero(found).flatten().to(device), y.to(device), share))
+            part_of = 1.0 if self._own_criterion else norm / total if total else 0.0
+            mine.append((torch.nonzero(found).flatten().to(device), y.to(device), part_of))
 
         def share(out: Tensor, part: int) -> Tensor:
             local, y, weight = mine[part]
