@@ -33,6 +33,8 @@ _order = threading.Lock()
 class Board:
     """Slots of ``num_ranks`` ranks and their launcher, whose number is ``num_ranks``."""
 
+    notice_s = 1.0  # locks say at once who has died
+
     def __init__(
         self, memory: mmap.mmap, num_ranks: int, channels: Sequence[str], handle: int | None
     ) -> None:

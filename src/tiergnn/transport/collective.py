@@ -17,8 +17,6 @@ from torch import Tensor
 from tiergnn.transport.transport import Allocated, Transport, rows_bytes
 from tiergnn.transport.waiting import Watch
 
-_LOOK_S = 3.0  # after a broken connection, for who has died: heartbeats come every second
-
 
 class Collective(Transport):
     """``store``: where the ranks find each other. Rows of others cannot be read in place."""
@@ -114,7 +112,7 @@ class Collective(Transport):
             for work in works:
                 work.wait()
         except RuntimeError as error:
-            until = time.monotonic() + _LOOK_S
+            until = time.monotonic() + self.watch.notice_s  # who has died
             while time.monotonic() < until:
                 self.waiting.look(what)
                 time.sleep(0.05)

@@ -21,7 +21,7 @@ from tiergnn.transport.shared import Shared
 from tiergnn.transport.store_board import StoreBoard
 from tiergnn.transport.transport import CHANNELS, Transport
 from tiergnn.transport.virtual import Virtual, World
-from tiergnn.transport.waiting import Watch
+from tiergnn.transport.waiting import SILENCE_FRAC, Watch
 
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -52,7 +52,7 @@ def watch_of(place: Place, store: Any = None) -> Watch:
     """The board on which the ranks of a host see each other, or the store across hosts."""
     if place.board:
         return Board.at(place.board, place.size, place.channels)
-    return StoreBoard(store or store_of(place), place.size)
+    return StoreBoard(store or store_of(place), place.size, place.timeout_s * SILENCE_FRAC)
 
 
 def store_of(place: Place) -> Any:

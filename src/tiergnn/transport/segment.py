@@ -7,6 +7,7 @@ not count against /dev/shm, and ends with the last process that maps it, however
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 
@@ -16,6 +17,8 @@ from torch import Tensor
 from tiergnn.errors import StoreError
 from tiergnn.hardware.capacities import free_host_bytes
 from tiergnn.units import format_bytes
+
+_numbers = itertools.count()
 
 
 class Segment:
@@ -40,7 +43,8 @@ class Segment:
             ) from error
         self.memory = mmap.mmap(self.handle, size)
         self.num_bytes = num_bytes
-        self.address = f"{os.getpid()}:{self.handle}:{num_bytes}"
+        # Numbered, because handles are used again: one address never names two segments.
+        self.address = f"{os.getpid()}:{self.handle}:{num_bytes}:{next(_numbers)}"
 
     def tensor(self) -> Tensor:
         return as_tensor(self.memory, self.num_bytes)
@@ -59,7 +63,7 @@ def as_tensor(memory: mmap.mmap, num_bytes: int) -> Tensor:
 
 def open_segment(address: str) -> tuple[mmap.mmap, int, int]:
     """The memory of another process's segment, its bytes and an open handle to it."""
-    pid, handle, num_bytes = map(int, address.split(":"))
+    pid, handle, num_bytes, _ = map(int, address.split(":"))
     try:
         opened = os.open(f"/proc/{pid}/fd/{handle}", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:

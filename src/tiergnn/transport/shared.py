@@ -1,7 +1,7 @@
 """Processes of one host on shared memory: rows are copied out of each rank's outbox.
 
-A channel's outbox is a piece of memory that grows to its largest exchange. It is filled in place by
-who asks for ``room``; other rows are copied into it. Legend: R rows of an exchange.
+A channel's outbox is a piece of memory that grows to its largest exchange; rows are copied into it.
+Who asks for ``room`` fills a piece of its own in place, which is not copied.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Shared(Posting):
 
     def __init__(self, watch: Board, rank: int, **options: Any) -> None:
         super().__init__(watch, rank, **options)
-        self._outbox: dict[tuple[str, str], Piece] = {}  # (channel, kind of device)
-        self._inbox: dict[tuple[str, str, int], tuple[str, Tensor]] = {}
+        self._outbox: dict[tuple[str, str, str], Piece] = {}  # (channel, kind of device, use)
+        # (channel, kind of device, source) -> what was mapped last: address, memory
+        self._inbox: dict[tuple[str, str, int], list[tuple[str, Tensor]]] = {}
 
     @property
     def outbox_bytes(self) -> int:
@@ -54,7 +55,8 @@ class Shared(Posting):
         self._known(channel)
         self._all_read(channel, "room")
         kind = torch.device(device).type
-        return _typed(self._outbox_of(channel, kind, shape, dtype).memory, shape, dtype)
+        piece = self._outbox_of(channel, kind, "room", shape, dtype)
+        return _typed(piece.memory, shape, dtype)
 
     def _make(self, num_bytes: int, kind: str) -> Piece:
         segment = Segment(num_bytes)
@@ -66,30 +68,35 @@ class Shared(Posting):
     def _put(self, rows: Tensor, channel: str) -> str:
         if not rows.numel():
             return ""
-        piece = self._outbox_of(channel, rows.device.type, rows.shape, rows.dtype)
-        if rows.data_ptr() != piece.memory.data_ptr():
-            _typed(piece.memory, rows.shape, rows.dtype).copy_(rows.detach())
+        kind = rows.device.type
+        room = self._outbox.get((channel, kind, "room"))
+        if room is not None and rows.data_ptr() == room.memory.data_ptr():
+            return room.address
+        piece = self._outbox_of(channel, kind, "copy", rows.shape, rows.dtype)
+        _typed(piece.memory, rows.shape, rows.dtype).copy_(rows.detach())
         return piece.address
 
     def _outbox_of(
-        self, channel: str, kind: str, shape: Sequence[int], dtype: torch.dtype
+        self, channel: str, kind: str, use: str, shape: Sequence[int], dtype: torch.dtype
     ) -> Piece:
         num_bytes = math.prod(shape) * dtype.itemsize
-        have = self._outbox.get((channel, kind))
+        have = self._outbox.get((channel, kind, use))
         if have is None or have.memory.numel() < num_bytes:
             size = max(num_bytes, _LEAST_BYTES)
             if have is not None:  # grown by half at least, so that this happens a few times only
                 size = max(size, have.memory.numel() * 3 // 2)
                 have.close()
-            self._outbox[channel, kind] = have = self._make(size, kind)
+            self._outbox[channel, kind, use] = have = self._make(size, kind)
         return have
 
     def _seen(self, source: int, address: str, like: Tensor, num_rows: int, channel: str) -> Tensor:
         key = channel, like.device.type, source
-        known = self._inbox.get(key)
-        if known is None or known[0] != address:
-            self._inbox[key] = known = address, self._map(address, like.device.type)
-        return _typed(known[1], (num_rows, *like.shape[1:]), like.dtype)
+        known = self._inbox.setdefault(key, [])
+        memory = next((each for at, each in known if at == address), None)
+        if memory is None:
+            memory = self._map(address, like.device.type)
+            known[:] = [*known[-1:], (address, memory)]  # one a use: what was outgrown is let go
+        return _typed(memory, (num_rows, *like.shape[1:]), like.dtype)
 
     def _share(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Allocated:
         kind = torch.device(device).type

@@ -9,18 +9,19 @@ from typing import Any
 from tiergnn.transport.failure import Failure
 
 BEAT_S = 1.0
-SILENT_BEATS = 8  # without a heartbeat of a rank, until it is taken to have died
 _FAILED, _JOINED = "tiergnn/failed", "tiergnn/joined"
 
 
 class StoreBoard:
     """A Watch over a ``torch.distributed`` store, of which it has a connection of its own.
 
-    Every rank's last action is at most a heartbeat old; so is what ``failure`` says.
+    Every rank's last action is at most a heartbeat old; so is what ``failure`` says. A rank that is
+    silent for ``silence_s`` is taken to have died.
     """
 
-    def __init__(self, store: Any, num_ranks: int) -> None:
-        self.num_ranks = num_ranks
+    def __init__(self, store: Any, num_ranks: int, silence_s: float) -> None:
+        self.num_ranks, self._silence_s = num_ranks, silence_s
+        self.notice_s = silence_s + 3 * BEAT_S
         self._store = store.clone()
         self._lock = threading.Lock()
         self._rank = -1
@@ -50,7 +51,7 @@ class StoreBoard:
     def gone(self, rank: int) -> bool:
         """Whether a rank has been silent for too long."""
         text, since = self._heard.get(rank, ("", time.monotonic()))
-        return text != "left" and time.monotonic() - since > BEAT_S * SILENT_BEATS
+        return text != "left" and time.monotonic() - since > self._silence_s
 
     def died(self, own: int) -> int | None:
         return next((r for r in range(self.num_ranks) if r != own and self.gone(r)), None)

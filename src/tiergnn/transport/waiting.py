@@ -9,8 +9,9 @@ from typing import NoReturn, Protocol
 from tiergnn.transport.failure import Failure
 
 # Of the time in which a job with a failed rank ends on all ranks: until a rank that others wait for
-# is given up; then until who does not end by itself is asked to; the rest is for killing it.
-WAIT_FRAC, LEAVE_FRAC, TERM_FRAC = 0.7, 0.1, 0.1
+# is given up (across hosts: one that is silent); then until who does not end by itself is asked to;
+# the rest is for killing it.
+WAIT_FRAC, SILENCE_FRAC, LEAVE_FRAC, TERM_FRAC = 0.7, 0.5, 0.1, 0.1
 _LOOK_S = 0.05  # between looks for the dead
 _SHORT_S, _LONG_S = 2e-5, 1e-3
 
@@ -19,6 +20,7 @@ class Watch(Protocol):
     """Where ranks see each other's state: a Board, or a StoreBoard across hosts."""
 
     num_ranks: int
+    notice_s: float  # in which a dead rank is found to be dead
 
     def join(self, rank: int) -> None: ...
     def joined(self) -> bool: ...

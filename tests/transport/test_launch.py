@@ -1,0 +1,122 @@
+"""Starting and ending ranks: spawned, under torchrun, stopped by signals, orphaned."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.transport import jobs
+from tests.transport.contract import check_two_triangles_and_an_isolated_node
+from tests.transport.processes import FORKSERVER
+from tiergnn.errors import ConfigError
+from tiergnn.transport.launch import launch
+from tiergnn.transport.place import place_of_torchrun
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(*args: str, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    command = [sys.executable, *before, "-m", "tests.transport.jobs", *args]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def torchrun(starter: str, mode: str, folder: Path) -> subprocess.Popen[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ("--nproc-per-node", "2", "--master-port", str(port))
+    return start(starter, mode, str(folder), before=("-m", "torch.distributed.run", *options))
+
+
+def wait_for(folder: Path, num_ranks: int = 2) -> list[int]:
+    """The processes of all ranks, once they have met."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        texts = [path.read_text() for path in folder.iterdir()]
+        if len(texts) == num_ranks and all(texts):
+            time.sleep(0.5)
+            return [int(text.split()[0]) for text in texts]
+        time.sleep(0.05)
+    raise AssertionError("the ranks did not come")
+
+
+def gone(pids: list[int], within_s: float = 10) -> bool:
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if not any(psutil.pid_exists(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_spawned():
+    """Without anything that a fork would have brought along."""
+    assert launch(check_two_triangles_and_an_isolated_node, 2, transport="shared") == 0
+
+
+def test_a_signal_is_passed_on_and_ends_all(tmp_path):
+    job = start("launch", "wait", str(tmp_path))
+    pids = wait_for(tmp_path)
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 128 + signal.SIGTERM, errors
+    assert gone(pids)
+
+
+def test_no_rank_outlives_a_killed_launcher(tmp_path):
+    job = start("launch", "wait", str(tmp_path))
+    pids = wait_for(tmp_path)
+    job.kill()
+    job.communicate()
+    assert gone(pids)
+
+
+def test_torchrun_on_one_host(tmp_path):
+    job = torchrun("torchrun", "well", tmp_path)
+    _, errors = job.communicate(timeout=90)
+    assert job.returncode == 0, errors
+    for rank in range(2):
+        told = (tmp_path / str(rank)).read_text()
+        assert told.endswith("shared, 2 ranks (CPU ranks of one host) Board")
+
+
+@pytest.mark.slow
+def test_torchrun_on_hosts_of_which_one_dies(tmp_path):
+    job = torchrun("hosts", "kill", tmp_path)
+    pids = wait_for(tmp_path)
+    began = time.monotonic()
+    job.communicate(timeout=90)
+    assert job.returncode != 0
+    assert time.monotonic() - began < 20
+    assert gone(pids)
+    assert (
+        "gloo, 2 ranks (the ranks are on several hosts) StoreBoard" in (tmp_path / "0").read_text()
+    )
+
+
+def test_memory_of_no_file():
+    """200 MB, whatever /dev/shm holds; it is nowhere to be left."""
+    job = launch(jobs.memory_of_no_file, 2, (100_000_000,), transport="shared", context=FORKSERVER)
+    assert job == 0
+
+
+def test_nonsense_is_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="at least 1 rank"):
+        launch(jobs.wrong_name, 0)
+    with pytest.raises(ConfigError, match="transport nccl: the ranks are on CPUs"):
+        launch(jobs.wrong_name, 2, transport="nccl")
+    for name in ("RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    assert "RANK" not in os.environ
+    with pytest.raises(ConfigError, match="wanted torchrun's environment, had no RANK"):
+        place_of_torchrun()
