@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tiergnn.errors import ConfigError, StoreError
+from tiergnn.files import write_whole
 
 T = TypeVar("T")
 
@@ -42,12 +43,9 @@ def loads(cls: type[T], text: bytes) -> T:
 
 
 def save(path: str | Path, kind: str, version: int, value: Any) -> None:
-    """Write a dataclass as a JSON file of its kind. Raises StoreError when it cannot be written."""
+    """Write a dataclass as a JSON file of its kind, whole or not at all. Raises StoreError."""
     text = json.dumps({"format": kind, "version": version} | encode(value), indent=1)
-    try:
-        Path(path).write_text(text + "\n")
-    except OSError as error:
-        raise StoreError(f"{kind} cannot be written: {error}", culprit=str(path)) from error
+    write_whole(Path(path), f"{text}\n".encode())
 
 
 def load(cls: type[T], path: str | Path, kind: str, version: int) -> T:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tiergnn import files
 from tiergnn.errors import ConfigError, StoreError
-from tiergnn.training import files
 from tiergnn.training.checkpoint import VERSION, Checkpoint, Checkpoints, check_fits
 
 
@@ -235,7 +235,7 @@ KILLED = """
     import os, signal, sys
     from pathlib import Path
     from tests.training.test_checkpoint import make
-    from tiergnn.training import files
+    from tiergnn import files
     from tiergnn.training.checkpoint import Checkpoints
 
     call, count = sys.argv[2], int(sys.argv[3])

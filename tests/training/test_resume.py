@@ -21,8 +21,8 @@ from torch import nn
 
 import tiergnn as tg
 from tests.training.models import community, net, same_bits, weights
+from tiergnn import files
 from tiergnn.errors import ConfigError, Interrupted, StoreError
-from tiergnn.training import files
 
 ROOT = Path(__file__).parents[2]
 QUIET = {"progress": False}
@@ -79,7 +79,7 @@ def test_a21_ten_epochs_straight_or_killed_in_the_middle_of_a_write(folder, tmp_
     script = f"""
         import os, signal
         import tiergnn as tg
-        from tiergnn.training import files
+        from tiergnn import files
 
         real, calls = os.replace, []
 
@@ -240,7 +240,7 @@ def test_longer_than_planned(small, tmp_path):
         tg.resume(tmp_path / "c", graph=small, epochs=9, **QUIET)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_writes_a_checkpoint_and_says_how_to_go_on(small, tmp_path, signum):
     spec = {"name": "gcn", "hidden_channels": 8, "dropout": 0.5}
     before = signal.getsignal(signum)
@@ -345,6 +345,7 @@ def test_folders_that_hold_no_run(small, tmp_path):
         (good[:50], "not JSON"),
         ("{}", "not the record of a run"),
         (good.replace('"version": 1', '"version": 2'), "version 2"),
+        (good.replace('"epochs": 1', '"epochs": 1.5'), "does not fit its checksum"),
     ):
         run_json.write_text(text)
         with pytest.raises(StoreError, match=told):

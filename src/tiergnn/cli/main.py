@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -70,4 +72,7 @@ def main() -> None:
     # Read by torch at its first tensor: large ones come on huge pages (Linux). Most of the time of
     # a CPU epoch goes into page faults and address look-ups without them.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    # A name that the terminal's alphabet does not have is shown escaped.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()

@@ -68,6 +68,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
+        except OSError as error:
+            what = error.strerror or str(error)
+            _fail(f"{what}\n  at: {error.filename or 'what a command prints'}", EXIT_STORE)
         except Exception as error:
             _fail(
                 f"unexpected {type(error).__name__}: {error}\n"
@@ -113,8 +116,8 @@ class Output:
 
 
 def json_line(value: Any) -> str:
-    """One line of strict JSON: NaN and infinities are null, paths and NumPy values plain."""
-    return json.dumps(_plain(value), allow_nan=False, ensure_ascii=False)
+    """One line of strict JSON in ASCII: NaN and infinities are null, NumPy values plain."""
+    return json.dumps(_plain(value), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

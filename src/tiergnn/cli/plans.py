@@ -257,9 +257,6 @@ def _device_bytes(trial: Trial) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    from tiergnn.errors import StoreError
+    from tiergnn.files import write_whole
 
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise StoreError(f"cannot be written: {error}", culprit=str(path)) from error
+    write_whole(path, text.encode())

@@ -119,8 +119,8 @@ def report(
 def write_page(path: Path, page: str) -> None:
     """Write a page, whole; only a page is replaced. Raises StoreError."""
     from tiergnn.errors import StoreError
+    from tiergnn.files import write_whole
     from tiergnn.graph.staging import store_errors
-    from tiergnn.training.files import write_whole
 
     with store_errors("write", path):
         if path.exists() and not path.read_bytes().startswith(b"<!doctype html>"):
@@ -128,4 +128,5 @@ def write_page(path: Path, page: str) -> None:
                 "the file that is there is no page", culprit=str(path), hint="another name"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page.encode())
+    # A path that is not UTF-8 stands in the page as the bytes that it is.
+    write_whole(path, page.encode(errors="surrogateescape"))

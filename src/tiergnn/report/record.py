@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tiergnn.errors import StoreError
+from tiergnn.files import read_json
 from tiergnn.planner.plan import Plan
 from tiergnn.schedule.timeline import Timeline
-from tiergnn.training.files import read_json
 from tiergnn.training.folder import RunFolder
 
 
@@ -34,7 +34,10 @@ class RunRecord:
     def read(cls, path: str | Path) -> RunRecord:
         """Raises StoreError when the folder is not a run, or a file of it is damaged."""
         folder, record = RunFolder.open(path)
-        result = folder.path / "result.json"
+        file = folder.path / "result.json"
+        result = read_json(file) if file.exists() else None
+        if not isinstance(result, dict | None):
+            raise StoreError("result.json is not the result of a run", culprit=str(file))
         return cls(
             path=folder.path,
             model=_model(record["model"]),
@@ -42,7 +45,7 @@ class RunRecord:
             options=record["options"],
             versions=record["versions"],
             history=_history(folder.log),
-            result=read_json(result) if result.exists() else None,
+            result=result,
             plan=Plan.load(folder.plan) if folder.plan.exists() else None,
             timeline=Timeline.load(folder.timeline) if folder.timeline.exists() else None,
         )

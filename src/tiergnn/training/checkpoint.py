@@ -27,7 +27,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from tiergnn.errors import ConfigError, StoreError
-from tiergnn.training.files import is_partial, unwritable, write_whole
+from tiergnn.files import is_partial, unwritable, write_whole
 from tiergnn.training.tree import decode, encode
 
 FORMAT = "tiergnn-checkpoint"

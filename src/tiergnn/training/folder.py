@@ -16,8 +16,10 @@ import contextlib
 import errno
 import fcntl
 import io
+import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from tiergnn.errors import ConfigError, StoreError
-from tiergnn.training.files import is_partial, json_bytes, read_json, unwritable, write_whole
+from tiergnn.files import is_partial, json_bytes, read_json, unwritable, write_whole
 
 FORMAT = "tiergnn-run"
 VERSION = 1
@@ -95,9 +97,8 @@ class RunFolder:
         with folder.held():
             try:
                 folder._make_room(overwrite)
-                head = {"format": FORMAT, "version": VERSION}
                 # First: a folder with anything of ours in it is known as a run.
-                write_whole(folder.path / "run.json", json_bytes({**head, **record}, indent=1))
+                folder.rewrite({"format": FORMAT, "version": VERSION, **record})
                 if splits is not None:
                     buffer = io.BytesIO()
                     np.savez(buffer, allow_pickle=False, **splits)
@@ -128,6 +129,12 @@ class RunFolder:
                 f"a run of version {record.get('version')}, this tiergnn reads {VERSION}",
                 culprit=str(file),
                 hint="the tiergnn that wrote it",
+            )
+        if "crc32" in record and record.pop("crc32") != _crc(record):
+            raise StoreError(
+                "run.json does not fit its checksum: it was changed or damaged",
+                culprit=str(file),
+                hint="the file as it was; where a change is meant, take its crc32 out, too",
             )
         return folder, record
 
@@ -166,8 +173,10 @@ class RunFolder:
             raise StoreError(f"cannot read splits.npz: {error}", culprit=str(path)) from error
 
     def rewrite(self, record: Mapping[str, Any]) -> None:
-        """Replace ``run.json``, whole or not at all."""
-        write_whole(self.path / "run.json", json_bytes(record, indent=1))
+        """Write ``run.json``, whole or not at all, with its checksum."""
+        plain = json.loads(json_bytes(record))
+        sealed = {**plain, "crc32": _crc(plain)}
+        write_whole(self.path / "run.json", json_bytes(sealed, indent=1))
 
     def finish(self, result: Mapping[str, Any]) -> None:
         write_whole(self.path / "result.json", json_bytes(result, indent=1))
@@ -200,3 +209,8 @@ class RunFolder:
                     item.unlink(missing_ok=True)
             except OSError as error:
                 raise unwritable(item, error) from error
+
+
+def _crc(record: Mapping[str, Any]) -> int:
+    """Of plain values: the same before writing and after reading, however it is laid out."""
+    return zlib.crc32(json.dumps(record).encode())

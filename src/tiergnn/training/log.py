@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tiergnn.errors import ConfigError
-from tiergnn.training.files import json_bytes, unwritable, write_whole
+from tiergnn.files import json_bytes, unwritable, write_whole
 from tiergnn.units import format_seconds
 
 Record = dict[str, Any]

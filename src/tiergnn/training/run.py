@@ -22,7 +22,6 @@ from tiergnn.graph.csr import Graph
 from tiergnn.planner.plan import Plan
 from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.staged import Staged
-from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.assemble import as_graph, build, fingerprint, model_spec, resident
 from tiergnn.training.checkpoint import Checkpoints
 from tiergnn.training.features import choose_features
@@ -31,6 +30,13 @@ from tiergnn.training.log import Record
 from tiergnn.training.loop import Progress, Trainer, load_weights
 from tiergnn.training.optimizers import FIXED_LENGTH
 from tiergnn.training.options import Options
+from tiergnn.training.recorded import (
+    compare_text,
+    recorded_graph,
+    recorded_model,
+    recorded_options,
+    recorded_timeline,
+)
 from tiergnn.training.scoring import NO_CRITERION, Scores, Scoring
 from tiergnn.training.splits import choose_splits, labelled
 from tiergnn.training.threads import on_threads
@@ -218,7 +224,7 @@ def restart(
 ) -> Run:
     """A run continued: see ``api.resume``."""
     folder, record = RunFolder.open(run_dir)
-    options = _recorded_options(folder, record["options"], given)
+    options = recorded_options(folder, record["options"], given)
     if device is not None:
         options = replace(options, device=device)
     if epochs is not None and epochs != options.epochs:
@@ -228,13 +234,13 @@ def restart(
                 hint="train a new run, or resume without epochs",
             )
         options = replace(options, epochs=epochs)
-    graph = _recorded_graph(record, graph, must_match=True)
+    graph = recorded_graph(record, graph, must_match=True)
     splits = choose_splits(graph, options.split, options.seed)
     plan = Plan.load(folder.plan) if folder.plan.exists() else None
-    module = _recorded_model(record, model, options)
+    module = recorded_model(record, model, options)
     with folder.held(), on_threads(record.get("threads")) as threads:
         trainer = _trainer(graph, splits, module, options, plan)
-        _compare_text(record, trainer.resident.model)
+        compare_text(record, trainer.resident.model)
         trainer.keep_in(folder)
         trainer.restore()
         done = trainer.progress.epoch
@@ -270,10 +276,10 @@ def reopen(
             recorded[name] = default
             if name == "metric":
                 recorded["metric_mode"] = None
-    options = _recorded_options(folder, recorded, given or {})
+    options = recorded_options(folder, recorded, given or {})
     options = options if device is None else replace(options, device=device)
-    graph = _recorded_graph(record, graph, must_match=False)
-    module = _recorded_model(record, model, options)
+    graph = recorded_graph(record, graph, must_match=False)
+    module = recorded_model(record, model, options)
     ready = record["model"]["ready"]
     width = choose_features(graph, options.features).width
     if ready is not None and ready["in_channels"] != width:
@@ -286,12 +292,12 @@ def reopen(
         graph.num_nodes, graph.num_edges,
     )  # fmt: skip
     held = resident(graph, module, options, plan if same else None)
-    _compare_text(record, module)
+    compare_text(record, module)
     weights, state = Checkpoints(folder.checkpoints).load_best()
     load_weights(held, weights, str(folder.checkpoints))
     progress = Progress(**state["progress"])
     run = Run(held, graph, options, progress, folder.path, record["task"], threads)
-    run.timeline = Timeline.load(folder.timeline) if folder.timeline.exists() else None
+    run.timeline = recorded_timeline(folder)
     run.plan = plan
     return run
 
@@ -347,61 +353,3 @@ def _finish(
             run.timeline.save(folder.timeline)
         folder.finish(run.as_dict())
     return run
-
-
-def _recorded_options(
-    folder: RunFolder, recorded: Mapping[str, Any], given: Mapping[str, Any]
-) -> Options:
-    values = dict(recorded)
-    if isinstance(values["split"], Mapping):
-        values["split"] = folder.splits()
-    return Options.from_json(values, given)
-
-
-def _recorded_graph(record: Mapping[str, Any], graph: Any, *, must_match: bool) -> Graph:
-    """The graph given, else the recorded folder; refused when it must match and does not."""
-    kept = record["graph"]
-    if graph is None and kept["path"] is None:
-        raise ConfigError(
-            "this run was trained on a graph in memory, which a folder cannot keep",
-            hint="give it again in Python: tg.resume(RUN, graph=...), likewise evaluate and "
-            "predict; or graph.save(DIR) first and train on DIR",
-        )
-    found = as_graph(kept["path"] if graph is None else graph)
-    if must_match or graph is None:
-        now = fingerprint(found)
-        if changed := sorted(
-            n for n in {*now, *kept["arrays"]} if now.get(n) != kept["arrays"].get(n)
-        ):
-            raise ConfigError(
-                f"the graph is not the one that was trained on: {', '.join(changed)} differ",
-                culprit=kept["path"],
-                hint="the graph as it was, or a new run",
-            )
-    return found
-
-
-def _recorded_model(
-    record: Mapping[str, Any], model: nn.Module | None, options: Options
-) -> nn.Module:
-    """The module given, else the ready model that was recorded, with its first weights."""
-    kept = record["model"]
-    if model is None:
-        if kept["ready"] is None:
-            raise ConfigError(
-                "this run trained a model of your own, which a folder cannot keep",
-                hint="build it again and give it in Python: tg.resume(RUN, model=...), "
-                "likewise evaluate and predict",
-            )
-        return build(kept["ready"], options.seed)
-    return model
-
-
-def _compare_text(record: Mapping[str, Any], model: nn.Module) -> None:
-    """Say when a model prints otherwise than the one trained: options that no weight tells of.
-
-    For after it was traced, when lazy layers have their sizes.
-    """
-    text = record["model"]["text"]
-    if repr(model) != text:
-        _log.warning("the model reads\n%r\nand was trained as\n%s", model, text)

@@ -54,10 +54,12 @@ def is_partial(path: Path) -> bool:
 def unwritable(path: Path, error: OSError, num_bytes: int = 0) -> StoreError:
     """The StoreError for a failed write: what was written, where, and the way out."""
     hint = {
-        errno.ENOSPC: "free some disk space, then resume; what was there before is intact",
-        errno.EDQUOT: "free some of your disk quota, then resume; what was there before is intact",
+        errno.ENOSPC: "free some disk space and try again; what was there before is intact",
+        errno.EDQUOT: "free some of your disk quota and try again; what was there before is intact",
         errno.EACCES: "a folder that you may write to",
         errno.EROFS: "a folder that you may write to",
+        errno.EPERM: "a folder that you may write to",
+        errno.EFBIG: "a larger limit on the size of files (ulimit -f), or another disk",
         errno.ENOENT: "make its folder again; was the run moved or removed?",
     }.get(error.errno or 0, "see that the disk is sound and has room")
     what = f"{format_bytes(num_bytes)} " if num_bytes else ""

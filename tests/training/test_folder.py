@@ -1,0 +1,120 @@
+"""Run folders begun, damaged or fought over: one error, and nothing that was there is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+import tiergnn as tg
+from tests.training.models import community
+from tiergnn import files
+from tiergnn.errors import ConfigError, StoreError
+from tiergnn.hardware.presets import resolve
+from tiergnn.report.record import RunRecord
+from tiergnn.training.folder import RunFolder
+
+QUIET = {"progress": False}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return community(150)
+
+
+@pytest.fixture
+def run(small, tmp_path):
+    tg.train(small, "gcn", epochs=2, out=tmp_path / "r", **QUIET)
+    return tmp_path / "r"
+
+
+def contents(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def full(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_of_two_that_begin_at_once_the_later_one_changes_nothing(small, tmp_path, overwrite):
+    with RunFolder.create(tmp_path / "r", {"first": 1}, None, overwrite=False):
+        before = contents(tmp_path)
+        with pytest.raises(StoreError, match="another process is training"):
+            tg.train(small, "gcn", epochs=1, out=tmp_path / "r", overwrite=overwrite, **QUIET)
+        assert contents(tmp_path) == before
+
+
+def test_what_could_not_be_begun_is_not_left_behind(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(StoreError, match="No space left"):
+        tg.train(small, "gcn", epochs=1, out=tmp_path / "deep" / "r", **QUIET)
+    assert not (tmp_path / "deep" / "r").exists()
+    (tmp_path / "there").mkdir()
+    with pytest.raises(StoreError, match="No space left"):
+        tg.train(small, "gcn", epochs=1, out=tmp_path / "there", **QUIET)
+    assert contents(tmp_path / "there") == {}
+    monkeypatch.undo()
+    tg.train(small, "gcn", epochs=1, out=tmp_path / "there", **QUIET)
+
+
+def test_what_a_kill_left_before_run_json_is_no_other_file(small, tmp_path):
+    (tmp_path / ".run.json.partial-123").write_text("{")
+    assert tg.train(small, "gcn", epochs=1, out=tmp_path, **QUIET).losses
+
+
+def test_a_folder_of_somebody_elses_stays_as_it_is(small, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "epoch-1.json").write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match="holds other files"):
+        tg.train(small, "gcn", epochs=1, out=tmp_path, overwrite=True, **QUIET)
+    assert contents(tmp_path) == before
+
+
+def test_what_only_tells_of_a_run_does_not_keep_it_from_being_asked(small, run, caplog):
+    want = tg.predict(run, graph=small)
+    (run / "timeline.json").write_text("{")
+    assert (tg.predict(run, graph=small) == want).all()
+    assert "left out: wanted tiergnn-timeline, had no JSON" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "{"])
+def test_a_result_that_is_none(run, text):
+    (run / "result.json").write_text(text)
+    with pytest.raises(StoreError, match=r"result\.json is not"):
+        RunRecord.read(run)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    machine = resolve("h200")
+    machine.save(tmp_path / "m.json")
+    before = contents(tmp_path)
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(StoreError, match="No space left"):
+        machine.save(tmp_path / "m.json")
+    assert contents(tmp_path) == before
+
+
+def test_a_limit_on_the_size_of_files(tmp_path):
+    """The way out names the limit; Python ignores SIGXFSZ, so a write fails."""
+    script = """
+import resource, sys
+from pathlib import Path
+from tiergnn.files import write_whole
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_whole(Path(sys.argv[1]), bytes(5000))
+except OSError as error:
+    print(error)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "f")],
+        capture_output=True, text=True, env=os.environ, check=True,
+    ).stdout  # fmt: skip
+    assert "cannot write 4.9 KiB to f: File too large" in told
+    assert "ulimit -f" in told
+    assert not os.listdir(tmp_path)
