@@ -16,7 +16,6 @@ share and those of all that it sent the row to (``schedule.exchange_check`` prov
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -257,7 +256,7 @@ def direct(topology: Topology, demands: tuple[Demand, ...], row_bytes: int) -> E
 
 
 @lru_cache(maxsize=16)
-def loads_of(topology: Topology, sends: Iterable[Send], row_bytes: int) -> tuple[LinkLoad, ...]:
+def loads_of(topology: Topology, sends: tuple[Send, ...], row_bytes: int) -> tuple[LinkLoad, ...]:
     """By stage and way, what each way of a wire carries; those that carry nothing are left out."""
     rows: dict[tuple[int, int, int], int] = defaultdict(int)
     for send in sends:
