@@ -23,7 +23,9 @@ from tiergnn.workload import Extent, StageWork, Workload
 
 ON_ONE = ("resident", "sliced", "grinnder", "hongtu")
 ON_SEVERAL = ("halo", "leo", "nfp", "mgg", "uva")
-_MOST_PARTS = 256
+_MOST_PARTS = 64  # what parts pass to each other grows with their square; so many plan in seconds
+_MOST_SLICES = 32
+_BLOCKS = 4  # of rows for each slice of columns: both shrink what is at hand at once
 _RECOMPUTES = 12  # sets of stages tried, spread over the frontier
 
 
@@ -200,7 +202,7 @@ class Choosing:
     def _cuts(self, name: str, base: Knobs) -> Iterator[Trial]:
         """The fewest parts (or slices) that fit, and twice as many; the last refusal if none."""
         if name == "sliced":
-            cuts = [replace(base, slices=n, parts=16) for n in _doubling(4, 64)]
+            cuts = [replace(base, slices=n, parts=_BLOCKS * n) for n in _doubling(4, _MOST_SLICES)]
         else:
             most = min(_MOST_PARTS, max(2, self.shape.num_nodes))
             cuts = [replace(base, parts=n) for n in _doubling(2, most)]

@@ -10,6 +10,7 @@ Legend: V nodes of the graph, P rows of a block, E edges.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,17 +19,19 @@ from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.columns import Columns, like
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fitted, shortfall
+from tiergnn.planner.strategies.fitting import fitted
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import ahead
 from tiergnn.planner.strategies.slices import Slices
 from tiergnn.schedule.actions import Lane, Op
+from tiergnn.schedule.check import peaks
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import StageWork, Workload
 
 USES = ("parts", "slices", "recompute", "storage", "tier", "topology")
 _ROWWISE = ("matmul", "stream")
+_TRIES = 4  # to find how many slices fit
 
 
 def write(
@@ -47,26 +50,42 @@ def write(
         _Sliced(draft, device_frac=fracs[0], host_frac=fracs[1]).write()
         return draft.finish()
 
-    least = fitted(written(0, 0), machine)
-    device, schedule = _most(partial(written, host_slices=0), knobs.slices, machine)
-    schedule = schedule or least
-    if knobs.tier == "disk":
-        host, more = _most(lambda n: written(device, n), knobs.slices, machine)
-        schedule = more if host and more is not None else schedule
-    return schedule
+    # A slice on the device is none in host memory, so only the device can be too small for none.
+    device, schedule = _most(
+        written(0, 0), lambda n: written(n, 0), knobs.slices, machine, "device"
+    )
+    if knobs.tier == "disk" and device < knobs.slices:
+        left = knobs.slices - device
+        _, schedule = _most(schedule, lambda n: written(device, n), left, machine, "host")
+    return fitted(schedule, machine)
 
 
-def _most(written, limit: int, machine: Machine) -> tuple[int, Schedule | None]:
-    """The largest number of slices up to a limit with which a schedule fits, and the schedule."""
-    low, high, found = 0, limit, None
-    while low < high:
-        middle = (low + high + 1) // 2
-        schedule = written(middle)
-        if shortfall(schedule, machine) is None:
-            low, found = middle, schedule
+def _most(
+    least: Schedule, written: Callable[[int], Schedule], limit: int, machine: Machine, tier: str
+) -> tuple[int, Schedule]:
+    """About the largest number of slices up to a limit with which a tier holds all, and the
+    schedule; found in few writings, since each slice takes about as much. None fits: ``least``.
+    """
+    room = machine.tier(tier).available_bytes
+    low, schedule, held, high, guess = 0, least, _held(least, tier), limit + 1, limit
+    if held > room:
+        return 0, least
+    for _ in range(_TRIES):
+        if not low < guess < high:
+            break
+        tried = written(guess)
+        needs = _held(tried, tier)
+        slice_bytes = max(1, (needs - held) // (guess - low))
+        if needs <= room:
+            low, schedule, held = guess, tried, needs
         else:
-            high = middle - 1
-    return low, found
+            high = guess
+        guess = min(high - 1, low + (room - held) // slice_bytes)
+    return low, schedule
+
+
+def _held(schedule: Schedule, tier: str) -> int:
+    return peaks(schedule).get((0, tier), (0, {}))[0]
 
 
 @dataclass(slots=True)

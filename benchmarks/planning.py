@@ -1,0 +1,130 @@
+"""How long planning takes, and how much memory: graphs given by counts, each in its own process.
+
+Seconds are of planning itself, all imports done; bytes are the peak of the process, imports and
+all. Also the frontier of a chain of 30 stages with 16 choices, and a placement of 1,000 blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from provenance import RESULTS, provenance
+
+CASES = (
+    ("papers100M", "gcn", 128, 3, "h200", 24, 1),
+    ("papers100M", "sage", 256, 3, "a5000-nvme", 0, 1),
+    ("papers100M", "gcn", 16, 2, "a100x8-nvswitch", 0, 8),
+    ("products", "sage", 256, 3, "h200", 8, 1),
+    ("reddit", "gat", 8, 2, "a5000-nvme", 0, 1),
+)
+
+
+def plan_case(shape: str, model: str, hidden: int, layers: int, machine: str, budget: int,
+              ranks: int) -> dict[str, Any]:  # fmt: skip
+    """Choose among all strategies; ``budget`` GiB of device memory, 0: all that there is."""
+    from tiergnn.errors import PlanError
+    from tiergnn.graph.published import published_shape
+    from tiergnn.hardware.presets import preset
+    from tiergnn.planner.choose import Choosing, best
+    from tiergnn.planner.models import classic
+
+    start = time.perf_counter()
+    graph = published_shape(shape)
+    found = preset(machine).with_budgets(device_bytes=budget * 2**30 if budget else None)
+    work = classic(model, graph.num_features, graph.num_classes, hidden=hidden, layers=layers)
+    asked = Choosing(workload=work, shape=graph, machine=found, ranks=ranks, storage=("bfloat16",))
+    trials = asked.trials()
+    try:
+        plan = best(trials)
+        answer = f"{plan.strategy} {plan.knobs}: {plan.seconds:.3f} s a step, modelled"
+    except PlanError as error:
+        answer = str(error).splitlines()[0]
+    return {
+        "graph": shape,
+        "model": f"{model} {layers}x{hidden}",
+        "machine": machine,
+        "device budget GiB": budget or None,
+        "ranks": ranks,
+        "trials": len(trials),
+        "seconds": time.perf_counter() - start,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "answer": answer,
+    }
+
+
+def chain_case() -> dict[str, Any]:
+    from tiergnn.planner.search import Choice, Stage, frontier
+
+    random = np.random.default_rng(0)
+
+    def choice(i: int) -> Choice:
+        seconds, kept, work = random.random(), *random.integers(1, 1_000_000, 2).tolist()
+        return Choice(name=str(i), seconds=seconds, kept=(kept, 0, 0), backward=(work, 0, 0))
+
+    stages = [Stage(name=f"s{s}", choices=tuple(map(choice, range(16)))) for s in range(30)]
+    start = time.perf_counter()
+    points = len(frontier(stages))
+    return {"what": "frontier of 30 stages x 16 choices, seconds and device bytes",
+            "points": points, "seconds": time.perf_counter() - start}  # fmt: skip
+
+
+def placement_case() -> dict[str, Any]:
+    from tiergnn.graph.published import published_shape
+    from tiergnn.graph.shape import expected_layout
+    from tiergnn.hardware.presets import preset
+    from tiergnn.planner.placement import blocks_of, leo_question
+    from tiergnn.planner.placing import place
+
+    shape = published_shape("reddit")
+    part = expected_layout(shape, 8).parts[0]
+    machine = preset("a100x8-pcie")
+    budget = 64 * shape.num_nodes // 4
+    zero_copy = machine.link("zero_copy").Bps.at(64)
+    asked = leo_question(
+        part,
+        local_edge_s=64 / machine.device.gather_Bps.at(64),
+        remote_edge_s=64 / machine.link("peer").Bps.at(64),
+        host_row_s=64 / zero_copy,
+        row_bytes=64,
+        device_bytes=budget,
+        host_bytes=budget,
+    )
+    start = time.perf_counter()
+    found = place(asked)
+    return {"what": "LEO's placement of one part of Reddit in 8", "blocks": len(blocks_of(part)),
+            "gap": found.gap, "solver": found.solver,
+            "seconds": time.perf_counter() - start}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", type=int, help="run one case in this process and print it")
+    chosen = parser.parse_args().case
+    if chosen is not None:
+        print(json.dumps(plan_case(*CASES[chosen])))
+        return
+    rows = []
+    for i in range(len(CASES)):
+        done = subprocess.run([sys.executable, __file__, "--case", str(i)], check=True,
+                              stdout=subprocess.PIPE, text=True)  # fmt: skip
+        rows.append(json.loads(done.stdout))
+        print(f"{rows[-1]['graph']:<12} {rows[-1]['model']:<11} {rows[-1]['machine']:<16} "
+              f"{rows[-1]['seconds']:6.2f} s {rows[-1]['peak_bytes'] / 2**20:5.0f} MiB  "
+              f"{rows[-1]['answer']}")  # fmt: skip
+    programs = [chain_case(), placement_case()]
+    for row in programs:
+        print(row)
+    found = {**provenance(), "plans": rows, "programs": programs}
+    (RESULTS / "planning-cpu.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
