@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 
 from tests.models.nets import NETS
 from tests.runtime.staging import OF_EDGES, Pair, least_host, random_graph
+from tiergnn.errors import PlanError
+from tiergnn.graph.table import Table
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.check import peaks
@@ -121,3 +125,55 @@ def test_what_is_moved_and_held_is_the_plans(way, tmp_path):
             assert 0 < found[tier] <= max(num_bytes, peaks(staged.evaluation)[0, tier][0])
     assert threading.active_count() <= before + 1  # the disk engine's may end a little later
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "float16"])
+@pytest.mark.parametrize("way", ["grinnder", "buckets", "disk", "hongtu"])
+def test_narrow_storage(way, storage, tmp_path):
+    """Half the bytes off the device, sums in float32; the drift is that of the rounding."""
+    strategy, knobs = WAYS[way]
+    graph = random_graph(60, 300, 3, dtype=np.float32)
+    moved = {}
+    for chosen in (None, storage):
+        pair = Pair.make(
+            "gcn", graph, strategy, Knobs(parts=4, storage=chosen, **knobs), dtype=torch.float32,
+            scratch=tmp_path,
+        )  # fmt: skip
+        pair.compare(1e-5 if chosen is None else 0.03, epochs=2)
+        timeline = pair.staged.timeline
+        assert timeline is not None
+        spans = {span.index: span.moved_bytes for span in timeline.spans}
+        copies = [a for a in pair.staged.schedule.actions if a.op is Op.COPY]
+        assert all(spans[a.index] == a.moved_bytes for a in copies)
+        moved[chosen] = sum(a.moved_bytes for a in copies if a.lane is Lane.D2H)
+        pair.staged.close()
+    assert moved[storage] * 2 == moved[None]
+
+
+@pytest.mark.parametrize("kind", ["float16", "int8", "float64"])
+@pytest.mark.parametrize("way", ["grinnder", "disk"])
+def test_features_travel_as_stored(kind, way, tmp_path):
+    graph = random_graph(60, 300, 3, dtype=np.float32)
+    assert graph.x is not None
+    values = graph.x.data
+    table = Table.from_array(values.astype(kind) if kind != "int8" else values * 40 // 1)
+    if kind == "int8":
+        table = Table(data=table.data.astype(np.int8), dtype="int8", scale=np.full(6, 0.1, "f4"))
+    graph = replace(graph, x=table)
+    strategy, knobs = WAYS[way]
+    pair = Pair.make(
+        "gcn", graph, strategy, Knobs(parts=4, **knobs), dtype=torch.float32, scratch=tmp_path
+    )
+    pair.compare(1e-5, epochs=2)
+    given = sum(b.num_bytes for b in pair.staged.schedule.buffers if b.kind == "features")
+    assert given == 60 * 6 * min(4, np.dtype(kind).itemsize)
+    pair.staged.close()
+
+
+def test_what_is_not_carried_out_is_refused():
+    graph = random_graph(60, 300, 3)
+    with pytest.raises(PlanError, match="nothing says what") as caught:
+        Pair.make("gcn", graph, "grinnder", Knobs(parts=4, hot_frac=0.5))
+    assert "hot_frac" in str(caught.value)
+    with pytest.raises(PlanError, match="uva is not carried out in stages"):
+        Pair.make("gcn", graph, "uva", Knobs(parts=1))

@@ -118,7 +118,8 @@ class Scoring:
                 return out[:0].sum()
             values = _select(out, local) if self._own_criterion else self._outputs(out, local)
             assert self._criterion is not None
-            return self._criterion(values, self._target(y, values)) * weight
+            loss: Any = self._criterion(values, self._target(y, values))
+            return loss * weight
 
         return share
 
