@@ -60,11 +60,11 @@ class Posting(Transport):
         in_order()
         posts = [board.post_of(source, channel) for source in range(self.size)]
         counts = self._counts(posts, rows, take, what)
-        if out is None:
-            out = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
-        elif len(out) != sum(counts):
+        if out is not None and len(out) != sum(counts):
             self.waiting.fail(f"had room for {len(out)} rows, got {sum(counts)}", what=what)
-        places = out.split(counts)
+        shape = sum(counts), *rows.shape[1:]
+        got = torch.empty(shape, dtype=rows.dtype, device=rows.device) if out is None else out
+        places = got.split(counts)
         for step in range(self.size):
             source = (self.rank + step) % self.size  # not all at one source at a time
             if counts[source]:
@@ -76,7 +76,7 @@ class Posting(Transport):
         _finish()
         board.done(self.rank, channel, seq)
         self._posted(channel)
-        return out
+        return got
 
     def _counts(
         self, posts: list[Any], rows: Tensor, take: Sequence[int] | None, what: str
