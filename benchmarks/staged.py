@@ -10,6 +10,7 @@ import argparse
 import copy
 import gc
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from tiergnn.graph.table import Table
 from tiergnn.models.zoo import build
 from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.staged import Staged
+from tiergnn.schedule.actions import Op
 from tiergnn.training.scoring import Scoring
 
 CLASSES = 16
@@ -75,7 +77,8 @@ def measure(name: str, graph: Graph, args: argparse.Namespace) -> list[dict[str,
         medians = {form: statistics.median(found) for form, found in times.items()}
         timeline = staged.timeline
         assert timeline is not None
-        planned = sum(action.moved_bytes for action in staged.schedule.actions)
+        copies = [action for action in staged.schedule.actions if action.op is Op.COPY]
+        planned = sum(action.moved_bytes for action in copies)
         results.append(
             {
                 "model": name,
@@ -116,7 +119,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     graph = example(args.nodes, args.edges, args.features)
     options = {k: v for k, v in vars(args).items() if k != "out"}
-    record = provenance() | {"options": options, "results": []}
+    record = provenance() | {"load": os.getloadavg(), "options": options, "results": []}
     for name in args.models:
         for result in measure(name, graph, args):
             record["results"].append(result)

@@ -22,6 +22,7 @@ from tiergnn.schedule.actions import (
     participants,
     tag_of,
 )
+from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 
 # Words that could be taken for something else: numbers, marks of actions, heads of lines.
@@ -50,6 +51,14 @@ BUFFER = st.builds(
     given=st.booleans(),
     lasting=st.booleans(),
     own=st.booleans(),
+    holds=st.none()
+    | st.builds(
+        Content,
+        what=st.sampled_from(What),
+        of=st.sampled_from(["", "h1", "edge_weight", "s2"]),
+        part=st.integers(-1, 99),
+        owner=st.integers(-1, 99),
+    ),
 )
 NUMBERS = st.integers(-1, 10**6)
 NAMES = st.lists(WORDS, max_size=3).map(tuple)
@@ -182,3 +191,13 @@ def test_who_meets():
     for tag in ("sync@", "sync@x", "sync@2,0", "sync@0,0", "sync@3", "sync@-1"):
         with pytest.raises(ValueError):
             participants(tag, 3)
+
+
+@pytest.mark.parametrize(
+    "text", ["rows", "rows:h1:3", "stones:h1:p1", "rows:h1:p1:p2", "rows:h1:q1:p2"]
+)
+def test_contents_that_are_none(text):
+    with pytest.raises(PlanError, match="not what a buffer holds"):
+        Content.parse(text)
+    with pytest.raises(PlanError, match="not what a buffer holds"):
+        Buffer.parse(f"buffer a rank 0 tier host kind cache bytes 1 holds {text}")
