@@ -209,3 +209,21 @@ def test_unknown_commands_and_options_are_answered_with_known_ones():
     option = run("info", "somewhere", "--verfy")
     assert option.returncode == 2
     assert "--verify" in option.stderr
+
+
+def test_output_that_cannot_be_written_is_a_store_error(capsys):
+    @guarded
+    def command() -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(typer.Exit) as stopped:
+        command()
+    assert stopped.value.exit_code == 3
+    told = capsys.readouterr().err
+    assert "error: No space left on device\n  at: what a command prints" in told
+
+
+def test_json_needs_no_alphabet_of_the_terminal():
+    line = json_line({"path": "\u00fc \udcff"})
+    assert line.isascii()
+    assert json.loads(line) == {"path": "\u00fc \udcff"}
