@@ -13,6 +13,8 @@ import pytest
 from tests.transport import jobs
 from tests.transport.processes import FORKSERVER
 from tiergnn.errors import RankError
+from tiergnn.transport.board import Board
+from tiergnn.transport.failure import Failure
 from tiergnn.transport.launch import launch
 
 TIMEOUT_S = 8.0
@@ -122,3 +124,14 @@ def test_a_wrong_size_between_processes_is_named_before_gloo_hangs():
         launch(jobs.wrong_size, 2, transport="gloo", debug=True, context=FORKSERVER)
     assert "rank 1 wanted 2 rows of rank 0, which gave 1" in str(caught.value)
     assert "EXCHANGE s1.in" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["\0", "é", "\U0001f600", '"', "x"])
+def test_a_message_of_any_length_and_letters_fits_the_board(text):
+    board = Board.of_threads(2, ("main",))
+    long = text * 10_000
+    board.fail(Failure(rank=1, by=1, action=long, cause=long, hint=long))
+    board.fail(Failure(rank=0, by=0, action="", cause="came second"))
+    failure = board.failure()
+    assert failure is not None
+    assert (failure.rank, failure.cause) == (1, long[:400])

@@ -21,7 +21,7 @@ from tiergnn.transport.failure import Failure
 from tiergnn.transport.segment import Segment, open_segment
 
 _WORD = 8
-_ACTION_BYTES, _FAILURE_BYTES, _ADDRESS_BYTES = 256, 6144, 1024
+_ACTION_BYTES, _FAILURE_BYTES, _ADDRESS_BYTES = 256, 8192, 1024
 _STATE, _STAMP, _ACTION_LEN, _FAILURE_LEN = range(4)  # words of a slot's head
 _POSTED, _DONE, _ROW_BYTES, _ADDRESS_LEN = range(4)  # words of a channel's head
 _HEAD = 4
