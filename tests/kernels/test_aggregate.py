@@ -63,6 +63,38 @@ def test_oracle(name, block, reduce, weighted):
         compare(block, 3, reduce, weighted, torch.float64, 1e-14)
 
 
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(("heads", "width"), [(1, 3), (37, 1), (3, 21)])
+def test_weights_of_columns_and_heads(name, reduce, heads, width):
+    """Against as many aggregations, in float64, of one head's columns each."""
+    hubs = ragged([0, 511, 513, 0, 1, 700, 2], 800)
+    for block in (hubs, ragged([0, 0], 3)):
+        x = rand(block.num_src, heads * width).float().requires_grad_()
+        weight = rand(block.num_edges, heads, seed=1).float().requires_grad_()
+        with backend.use(name):
+            out = aggregate(block, x, reduce=reduce, weight_E=weight)
+            got = [out, *grads_of(out, [x, weight])]
+        x_64, weight_64 = (t.detach().double().requires_grad_() for t in (x, weight))
+        parts = zip(x_64.split(width, 1), weight_64.unbind(1), strict=True)
+        want = torch.cat([oracle(block, rows, reduce, numbers) for rows, numbers in parts], 1)
+        wants = [want, *grads_of(want, [x_64, weight_64])]
+        largest = max([1.0, *(t.abs().max().item() for t in wants if t.numel())])
+        for one, right in zip(got, wants, strict=True):
+            assert_close(one, right, rel=3e-6, scale=torch.full_like(right, largest))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_weights_of_columns_are_differentiable_twice(name):
+    block = ragged([3, 0, 5, 1, 2], 6)
+    for heads in (2, 4):
+        inputs = rand(6, 4).requires_grad_(), rand(11, heads, seed=1).requires_grad_()
+        with backend.use(name):
+            assert torch.autograd.gradgradcheck(
+                lambda x, w: aggregate(block, x, reduce="mean", weight_E=w), inputs
+            )
+
+
 def reference(block, x, reduce, weight=None):
     with backend.use("reference"):
         return aggregate(block, x, reduce=reduce, weight_E=weight)

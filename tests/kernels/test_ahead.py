@@ -62,6 +62,25 @@ def test_dropout(arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_rows_of_several_tables(arch):
+    """And weights an edge and head; rows are read 16 bytes at a time all the same."""
+    x, g = rand(60, 32).float(), rand(13, 32).float()
+    tables, (at, shift) = (x[:50], x[50:].clone()), BLOCK.places((50, 10))
+    plan, weight = gpu.plan(BLOCK.rowptr), rand(BLOCK.num_edges, 4).float()
+    given = BLOCK.rowptr, at, plan
+    with compiled_ahead(arch) as found:
+        gpu.weighted_sum(*given, tables, None, None, False, shift)
+        gpu.weighted_sum(*given, tables, weight, at, True, shift)
+        gpu.maximum(*given, tables, weight, shift)
+        gpu.edge_dot(*given, g, tables, 4, shift)
+        gpu.maximum_grad_weight(*given, g, g, tables, weight, shift)
+        gpu.maximum_grad_x(*given[:2], at, plan, g, g, x[:13], weight)
+    kernels = {name for name in vars(gpu_kernels) if name.endswith("_kernel")}
+    assert set(found) == kernels
+    assert found["sum_kernel"][0].count("ld.global.v4.b32") >= 2 * gpu.LOADS
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_moves(arch):
     """From one table and from several, whose rows are read 16 bytes at a time all the same."""
     x, index = rand(60, 64).float(), torch.arange(40).int()

@@ -28,7 +28,7 @@ def test_torch_checks_the_op(op, name):
         "sum": (OPS.aggregate_sum, (block.handle, False, False, x, weight, name)),
         "mean": (OPS.aggregate_sum, (block.handle, False, True, x, None, name)),
         "out-edges": (OPS.aggregate_sum, (block.handle, True, True, g, weight, name)),
-        "dot": (OPS.aggregate_edge_dot, (block.handle, True, g, x, name)),
+        "dot": (OPS.aggregate_edge_dot, (block.handle, True, 0, g, x, name)),
         "max": (OPS.aggregate_max, (block.handle, x, weight, name)),
         "grad": (
             OPS.aggregate_max_grad,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tiergnn.errors import GraphError
 from tiergnn.kernels.backend import load
+from tiergnn.kernels.table import Places, places_of
 
 if TYPE_CHECKING:
     from tiergnn.graph.csr import Graph
@@ -124,6 +125,31 @@ class Block:
         rowptr_t = torch.searchsorted(by_src, sources)
         return Transposed(rowptr_t, self.edge_dst.to(self.col.dtype)[order], order.to(index))
 
+    def transposed_rows(self, first: int, last: int) -> Transposed:
+        """The out-edges of sources first..last-1 alone; made once for each such range."""
+        if (first, last) == (0, self.num_src):
+            return self.transposed
+        if (first, last) not in self._ranges:
+            rowptr_t, dst_t, edge_t = self.transposed
+            low, high = int(rowptr_t[first]), int(rowptr_t[last])
+            own = rowptr_t[first : last + 1] - low
+            self._ranges[first, last] = Transposed(own, dst_t[low:high], edge_t[low:high])
+        return self._ranges[first, last]
+
+    @cached_property
+    def _ranges(self) -> dict[tuple[int, int], Transposed]:
+        return {}
+
+    def places(self, sizes: tuple[int, ...]) -> Places:
+        """The columns as places in tables of ``sizes``; the latest translation is kept."""
+        if self._places.get("sizes") != sizes:
+            self._places.update(sizes=sizes, places=places_of(self.col, sizes))
+        return self._places["places"]
+
+    @cached_property
+    def _places(self) -> dict[str, Any]:
+        return {}
+
     def transposed_weight(self, weight_E: Tensor) -> Tensor:
         """Edge weights in the order of the out-edges; kept until asked for other weights.
 
@@ -145,19 +171,26 @@ class Block:
     def _weights(self) -> dict[str, Any]:
         return {}
 
-    def plan(self, op: str, backend: str, transposed: bool = False) -> Any:
+    def plan(
+        self,
+        op: str,
+        backend: str,
+        transposed: bool = False,
+        rows: tuple[int, int] | None = None,
+    ) -> Any:
         """What an op's backend wants to know about the rows, made by its ``plan(rowptr)`` and kept.
 
-        Rows are those of the block, or of its transposed CSR.
+        Rows are those of the block, or of its transposed CSR, or some of the latter's.
         """
-        key = (op, backend, transposed)
+        rows = rows or (0, self.num_src)
+        key = (op, backend, transposed, rows)
         if key not in self._plans:
-            rowptr = self.transposed.rowptr_t if transposed else self.rowptr
+            rowptr = self.transposed_rows(*rows).rowptr_t if transposed else self.rowptr
             self._plans[key] = load(op, backend).plan(rowptr)
         return self._plans[key]
 
     @cached_property
-    def _plans(self) -> dict[tuple[str, str, bool], Any]:
+    def _plans(self) -> dict[tuple[Any, ...], Any]:
         return {}
 
     @cached_property

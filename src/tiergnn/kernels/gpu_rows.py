@@ -50,7 +50,11 @@ def places_at(
         row = (place - (table << SHIFT)).to(tl.int64)
         address = tl.load(x + table, mask=live, other=0)
         rows = address.to(tl.pointer_type(ELEMENT)) + row * STRIDE
-        rows = tl.multiple_of(rows, [VECTOR])  # known of no cast address
+        # Nothing is known of an address that was cast.
+        if len(place.shape) == 1:
+            rows = tl.multiple_of(rows, [VECTOR])
+        else:
+            rows = tl.multiple_of(rows, [VECTOR, VECTOR])
     return rows
 
 

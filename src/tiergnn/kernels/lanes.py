@@ -49,6 +49,17 @@ def load(typing_context, tile, address, count):
 
 
 @operation
+def load_as_is(typing_context, tile, address, count):
+    """As ``load`` of numbers that are stored in what the tile's are computed in."""
+    kind = lanes_of(tile)
+
+    def emit(context, builder, signature, args):
+        return read(builder, tile, args[1], vector(kind.dtype, kind.width), args[2])
+
+    return kind(tile, _ADDRESS, _ADDRESS), emit
+
+
+@operation
 def store(typing_context, tile, address, count, lanes):
     """Write the first ``count`` lanes at an address, rounded once to the tile's element."""
 
@@ -115,13 +126,16 @@ def multiply(typing_context, a, b):
 
 
 @operation
-def scale(typing_context, a, number):
-    """a * number, lane by lane."""
+def scale(typing_context, a, factor):
+    """a * factor, lane by lane: a number or lanes."""
+    number = not isinstance(factor, LanesType)
+    kind = types.float64 if a.dtype == "float64" else types.float32
 
     def emit(context, builder, signature, args):
-        return builder.fmul(args[0], splat(builder, args[1], a.width))
+        times = splat(builder, args[1], a.width) if number else args[1]
+        return builder.fmul(args[0], times)
 
-    return a(a, types.float64 if a.dtype == "float64" else types.float32), emit
+    return a(a, kind if number else factor), emit
 
 
 @operation
@@ -187,21 +201,35 @@ def from_double(typing_context, tile, address):
 @operation
 def prefetch(typing_context, tile, address):
     """Ask for the cache lines of one piece of a row."""
-    num_lines = max(1, tile.width * BYTES[tile.element] // 64)
 
     def emit(context, builder, signature, args):
-        pointer = pointer_to(builder, args[1], I8)
-        hint = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32]),
-            "llvm.prefetch.p0",
-        )
-        flags = [ir.Constant(I32, flag) for flag in (0, 3, 1)]  # read, keep, data
-        for line in range(num_lines):
-            builder.call(hint, [builder.gep(pointer, [ir.Constant(I64, 64 * line)]), *flags])
+        _ask(builder, args[1], tile.width * BYTES[tile.element])
         return context.get_dummy_value()
 
     return types.void(tile, _ADDRESS), emit
+
+
+@operation
+def prefetch_wide(typing_context, tile, address):
+    """The same of numbers that are stored in what the tile's are computed in."""
+
+    def emit(context, builder, signature, args):
+        _ask(builder, args[1], tile.width * BYTES[lanes_of(tile).dtype])
+        return context.get_dummy_value()
+
+    return types.void(tile, _ADDRESS), emit
+
+
+def _ask(builder: ir.IRBuilder, address: ir.Value, num_bytes: int) -> None:
+    pointer = pointer_to(builder, address, I8)
+    hint = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32]),
+        "llvm.prefetch.p0",
+    )
+    flags = [ir.Constant(I32, flag) for flag in (0, 3, 1)]  # read, keep, data
+    for line in range(max(1, num_bytes // 64)):
+        builder.call(hint, [builder.gep(pointer, [ir.Constant(I64, 64 * line)]), *flags])
 
 
 @operation

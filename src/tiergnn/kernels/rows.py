@@ -55,7 +55,7 @@ def row_at(x: Any, stride: Any, place: Any) -> Any:
     raise NotImplementedError("only compiled code calls this")
 
 
-@overload(row_at, inline="always")
+@overload(row_at)
 def _row_at(x, stride, place):
     if isinstance(x, types.Integer):
         return lambda x, stride, place: x + stride * place

@@ -94,6 +94,17 @@ def _set(typing_context, span, index, value):
 
 
 @intrinsic
+def address(typing_context, span, index):
+    """Where element ``index`` is, as a number."""
+
+    def generate(context, builder, signature, args):
+        at = builder.gep(args[0], [args[1]])
+        return builder.ptrtoint(at, context.get_value_type(types.int64))
+
+    return types.int64(span, types.int64), generate
+
+
+@intrinsic
 def rest(typing_context, span, index):
     """The span from ``index`` on."""
 

@@ -125,9 +125,14 @@ def uniform(tables: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return rows
 
 
+def typical(rows: tuple[Tensor, ...]) -> Tensor:
+    """One of ``uniform`` tables that has their stride."""
+    return next((table for table in rows if table.shape[0] > 1), rows[0])
+
+
 def stride_of(rows: tuple[Tensor, ...]) -> int:
     """Elements from row to row of ``uniform`` tables."""
-    return next((t.stride(0) for t in rows if t.shape[0] > 1), rows[0].shape[1])
+    return typical(rows).stride(0)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tiergnn.kernels.aggregate.cpu_factors import factor, put
 from tiergnn.kernels.aggregate.cpu_sum import CHUNK, HEAD, TAIL, WHOLE
 from tiergnn.kernels.aggregate.cpu_tasks import AHEAD, cut
 from tiergnn.kernels.lanes import (
@@ -25,17 +26,18 @@ from tiergnn.kernels.lanes import (
     scale,
     store,
     store_as_is,
-    total,
     where_reached,
     zeros,
 )
-from tiergnn.kernels.rows import njit
+from tiergnn.kernels.rows import njit, row_at
 
 
 @njit(inline="always")
-def _message(tile, row, weight, e):
+def _message(tile, row, weight, e, count):
     """A source's row times the edge's weight, as it would be stored."""
-    return row if weight is None else rounded(tile, scale(row, weight[np.uintp(e)]))
+    if weight is None:
+        return row
+    return rounded(tile, scale(row, factor(tile, weight, e, count)))
 
 
 @njit
@@ -51,9 +53,9 @@ def max_fwd_kernel(
             start, stop = max(rowptr[row], edge_0), min(rowptr[row + 1], edge_1)
             best, num_ties = full(tile, -np.inf), no_ties(tile)
             for e in range(start, stop):
-                prefetch(tile, x + x_stride * col[np.uintp(min(e + AHEAD, col.size - 1))])
-                row_x = load(tile, x + x_stride * col[np.uintp(e)], count)
-                value = _message(tile, row_x, weight, e)
+                prefetch(tile, row_at(x, x_stride, col[np.uintp(min(e + AHEAD, col.size - 1))]))
+                row_x = load(tile, row_at(x, x_stride, col[np.uintp(e)]), count)
+                value = _message(tile, row_x, weight, e, count)
                 num_ties = count_ties(num_ties, best, value)
                 best = larger(best, value)
             if row < row_1 and rowptr[row] >= edge_0:
@@ -110,12 +112,12 @@ def _gather_shares(
         prefetch(share_tile, share + share_stride * ahead)
         row = dst_t[np.uintp(e)]
         best = load(tile, out + out_stride * row, count)
-        value = _message(tile, own, weight, e)
+        value = _message(tile, own, weight, e, count)
         passed = where_reached(value, best, load(share_tile, share + share_stride * row, count))
         if weight is None:
             grad = add(grad, passed)
         else:
-            grad = multiply_add(grad, passed, weight[np.uintp(e)])
+            grad = multiply_add(grad, passed, factor(tile, weight, e, count))
     return grad
 
 
@@ -161,8 +163,8 @@ def max_weight_kernel(
             best = load(tile, out + out_stride * row, count)
             own = load(share_tile, share + share_stride * row, count)
             for e in range(start, stop):
-                prefetch(tile, x + x_stride * col[np.uintp(min(e + AHEAD, col.size - 1))])
-                row_x = load(tile, x + x_stride * col[np.uintp(e)], count)
-                value = _message(tile, row_x, weight, e)
-                grad = total(where_reached(value, best, multiply(own, row_x)))
-                grad_E[e] = grad_E[e] + grad if further else grad
+                prefetch(tile, row_at(x, x_stride, col[np.uintp(min(e + AHEAD, col.size - 1))]))
+                row_x = load(tile, row_at(x, x_stride, col[np.uintp(e)]), count)
+                value = _message(tile, row_x, weight, e, count)
+                passed = where_reached(value, best, multiply(own, row_x))
+                put(tile, grad_E, e, count, passed, further)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tiergnn.kernels.aggregate.cpu_factors import factor, prefetch_factor, put
 from tiergnn.kernels.aggregate.cpu_tasks import AHEAD, cut
 from tiergnn.kernels.lanes import (
     add,
@@ -18,10 +19,9 @@ from tiergnn.kernels.lanes import (
     multiply_add,
     prefetch,
     store,
-    total,
     zeros,
 )
-from tiergnn.kernels.rows import njit
+from tiergnn.kernels.rows import njit, row_at
 
 CHUNK = 512  # edges summed without a partial sum
 HEAD, TAIL, WHOLE = 0, 1, 2  # the partial sums of a task: [T, 3, W] in float64
@@ -32,12 +32,14 @@ def _gather(tile, col, weight, x, stride, count, first, last):
     """Sum of the rows of edges first..last-1, in order. Unsigned indices skip a sign check."""
     out = zeros(tile)
     for e in range(first, last):
-        prefetch(tile, x + stride * col[np.uintp(min(e + AHEAD, col.size - 1))])
-        row = load(tile, x + stride * col[np.uintp(e)], count)
+        ahead = min(e + AHEAD, col.size - 1)
+        prefetch(tile, row_at(x, stride, col[np.uintp(ahead)]))
+        prefetch_factor(tile, weight, ahead)
+        row = load(tile, row_at(x, stride, col[np.uintp(e)]), count)
         if weight is None:
             out = add(out, row)
         else:
-            out = multiply_add(out, row, weight[np.uintp(e)])
+            out = multiply_add(out, row, factor(tile, weight, e, count))
     return out
 
 
@@ -91,7 +93,10 @@ def sum_close_kernel(step, tile, count, rowptr, out, out_stride, mean, carry):
 def edge_dot_kernel(
     first, last, step, tile, count, rowptr, col, g, g_stride, x, x_stride, out_E, further
 ):
-    """Tasks first..last-1: out[e] = <g[row], x[col]> over one piece; added when ``further``."""
+    """Tasks first..last-1: out[e] = <g[row], x[col]> over one piece; added when ``further``.
+
+    Where out has a number a column, [E, D], nothing is summed.
+    """
     for task in range(first, last):
         row_0, edge_0 = cut(rowptr, step, task)
         row_1, edge_1 = cut(rowptr, step, task + 1)
@@ -101,7 +106,6 @@ def edge_dot_kernel(
                 continue
             own = load(tile, g + g_stride * row, count)
             for e in range(start, stop):
-                prefetch(tile, x + x_stride * col[np.uintp(min(e + AHEAD, col.size - 1))])
-                row_x = load(tile, x + x_stride * col[np.uintp(e)], count)
-                value = total(multiply(own, row_x))
-                out_E[e] = out_E[e] + value if further else value
+                prefetch(tile, row_at(x, x_stride, col[np.uintp(min(e + AHEAD, col.size - 1))]))
+                row_x = load(tile, row_at(x, x_stride, col[np.uintp(e)]), count)
+                put(tile, out_E, e, count, multiply(own, row_x), further)

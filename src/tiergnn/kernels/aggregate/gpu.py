@@ -33,10 +33,13 @@ from tiergnn.kernels.aggregate.shapes import (
     shape_of,
     vector_of,
 )
+from tiergnn.kernels.gpu_rows import table_of, vector_bytes
 from tiergnn.kernels.launch import launch
+from tiergnn.kernels.table import typical
 from tiergnn.kernels.tasks import Tasks, cut_rows, launches
 
 plan = cut_rows
+Rows = Tensor | tuple[Tensor, ...]  # [S, D], or tables of such: see ``reference.weighted_sum``
 
 LOADS = 8  # of rows that a thread has on their way at once
 FEW_LOADS = 4  # the same where a kernel reads several rows an edge, or sums in float64
@@ -47,24 +50,27 @@ def weighted_sum(
     rowptr: Tensor,
     col: Tensor,
     plan: Tasks,
-    x_SD: Tensor,
+    x_SD: Rows,
     weight_E: Tensor | None,
     edge_E: Tensor | None,
     mean: bool,
+    shift: int = 0,
 ) -> Tensor:
     """As the reference; summed as the head of this file says."""
-    columns = x_SD.shape[1]
-    out = torch.empty(rowptr.numel() - 1, columns, dtype=x_SD.dtype, device=x_SD.device)
+    like = x_SD[0] if isinstance(x_SD, tuple) else x_SD
+    columns = like.shape[1]
+    out = torch.empty(rowptr.numel() - 1, columns, dtype=like.dtype, device=col.device)
     if not out.numel():
         return out
-    x = aligned(dense_rows(x_SD), col.numel())
+    x = x_SD if isinstance(x_SD, tuple) else aligned(dense_rows(x_SD), col.numel())
+    x, rows = _rows_of(x, shift, col.device)
     weight = None if weight_E is None else weight_E.detach().contiguous()
     edge = None if weight is None else edge_E
     with on(out):
         part = _parts_of(plan, x.shape[1], wide(x.dtype), out.device)
-        more = {"x": x, "col": col, "weight": weight, "edge": edge, "out": out, "part": part}
-        more |= {"rowptr": None, "COLUMNS": columns, "MEAN": mean}
-        for grid, given in over(plan, x, LOADS):
+        more = rows | {"col": col, "weight": weight, "edge": edge, "out": out, "part": part}
+        more |= {"rowptr": None, "COLUMNS": columns, "MEAN": mean, **_heads(weight, columns)}
+        for grid, given in over(plan, x, LOADS, vector=rows["LOAD"]):
             launch(sum_kernel, grid, given | more)
         merge_sums(plan, part, rowptr if mean else None, out)
     return out
@@ -79,15 +85,24 @@ def merge_sums(tasks: Tasks, part: Tensor | None, rowptr: Tensor | None, out: Te
         assert part is not None
         order, tasks, table = tasks.order, tasks.merge, part
         part = _parts_of(tasks, table.shape[1], torch.float64, out.device)
-        more = {"x": table, "col": order, "weight": None, "edge": None, "out": out, "part": part}
+        more = {"col": order, "weight": None, "edge": None, "out": out, "part": part}
+        more |= _heads(None, 0) | table_of((table,), 0, out.device, table.shape[1])
         more |= {"rowptr": rowptr, "COLUMNS": out.shape[1], "MEAN": rowptr is not None}
         for grid, given in over(tasks, table, FEW_LOADS, merge=True):
             launch(sum_kernel, grid, given | more)
 
 
-def edge_dot(rowptr: Tensor, col: Tensor, plan: Tasks, g_PD: Tensor, x_SD: Tensor) -> Tensor:
+def edge_dot(
+    rowptr: Tensor,
+    col: Tensor,
+    plan: Tasks,
+    g_PD: Tensor,
+    x_SD: Rows,
+    heads: int = 0,
+    shift: int = 0,
+) -> Tensor:
     """As the reference."""
-    return _edge_products(col, plan, g_PD, x_SD, None, None)
+    return _edge_products(col, plan, g_PD, x_SD, None, None, heads, shift)
 
 
 def maximum_grad_weight(
@@ -96,40 +111,55 @@ def maximum_grad_weight(
     plan: Tasks,
     share_PD: Tensor,
     out_PD: Tensor,
-    x_SD: Tensor,
+    x_SD: Rows,
     weight_E: Tensor,
+    shift: int = 0,
 ) -> Tensor:
     """As the reference."""
-    return _edge_products(col, plan, share_PD, x_SD, weight_E, out_PD)
+    heads = weight_E.shape[1] if weight_E.dim() > 1 else 0
+    return _edge_products(col, plan, share_PD, x_SD, weight_E, out_PD, heads, shift)
 
 
 def _edge_products(
     col: Tensor,
     tasks: Tasks,
     g_PD: Tensor,
-    x_SD: Tensor,
+    x_SD: Rows,
     weight_E: Tensor | None,
     best_PD: Tensor | None,
+    heads: int,
+    shift: int,
 ) -> Tensor:
-    g, x = dense_rows(g_PD), dense_rows(x_SD)
-    out = torch.empty(col.numel(), dtype=wide(x.dtype), device=x.device)
-    if not x.shape[1]:
+    g = dense_rows(g_PD)
+    x = x_SD if isinstance(x_SD, tuple) else dense_rows(x_SD)
+    x, rows = _rows_of(x, shift, col.device)
+    shape, columns = (col.numel(), heads) if heads else (col.numel(),), x.shape[1]
+    out = torch.empty(shape, dtype=wide(x.dtype), device=col.device)
+    if not columns or not out.numel():
         return out.zero_()
     weight = None if weight_E is None else weight_E.detach().contiguous()
     with on(out):
-        more = {"g": g, "x": x, "col": col, "weight": weight, "best": best_PD, "out": out}
-        more["G_STRIDE"] = g.stride(0)
-        for (programs, _), given in over(tasks, x, FEW_LOADS):
-            launch(edge_kernel, (programs, 1), given | more)
+        more = rows | {"g": g, "col": col, "weight": weight, "best": best_PD, "out": out}
+        more |= {"G_STRIDE": g.stride(0), "HEADS": heads, "FEATURES": columns // max(1, heads)}
+        for (programs, blocks), given in over(tasks, x, FEW_LOADS, vector=rows["LOAD"]):
+            across = blocks if heads == columns else max(1, heads)
+            launch(edge_kernel, (programs, across), given | more)
     return out
 
 
 def maximum(
-    rowptr: Tensor, col: Tensor, plan: Tasks, x_SD: Tensor, weight_E: Tensor | None
+    rowptr: Tensor,
+    col: Tensor,
+    plan: Tasks,
+    x_SD: Rows,
+    weight_E: Tensor | None,
+    shift: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """As the reference."""
-    table, columns = dense_rows(x_SD), x_SD.shape[1]
-    out = torch.empty(rowptr.numel() - 1, columns, dtype=table.dtype, device=table.device)
+    x = x_SD if isinstance(x_SD, tuple) else dense_rows(x_SD)
+    table, rows = _rows_of(x, shift, col.device)
+    columns = table.shape[1]
+    out = torch.empty(rowptr.numel() - 1, columns, dtype=table.dtype, device=col.device)
     ties = torch.empty(out.shape, dtype=torch.int32, device=out.device)
     if not out.numel():
         return out, ties
@@ -139,14 +169,16 @@ def maximum(
         while True:
             part_out = _parts_of(tasks, columns, out.dtype, out.device)
             part_ties = _parts_of(tasks, columns, torch.int32, out.device)
-            more = {"x": table, "col": sources, "weight": weight, "count": count, "out": out}
+            more = rows | {"col": sources, "weight": weight, "count": count, "out": out}
             more |= {"ties": ties, "part_out": part_out, "part_ties": part_ties}
-            for grid, given in over(tasks, table, FEW_LOADS):
+            more |= _heads(weight, columns)
+            for grid, given in over(tasks, table, FEW_LOADS, vector=rows["LOAD"]):
                 launch(max_kernel, grid, given | more)
             if tasks.merge is None or part_out is None:
                 return out, ties
             sources, tasks = tasks.order, tasks.merge
-            table, count, weight = part_out, part_ties, None
+            table, rows = _rows_of(part_out, 0, col.device)
+            count, weight = part_ties, None
 
 
 def maximum_grad_x(
@@ -169,7 +201,7 @@ def maximum_grad_x(
     with on(out):
         part = _parts_of(plan_t, out.shape[1], wide(x.dtype), out.device)
         more = {"share": share, "best": out_PD, "x": x, "dst": dst_t, "weight": weight}
-        more |= {"edge": edge, "out": out, "part": part}
+        more |= {"edge": edge, "out": out, "part": part, **_heads(weight, out.shape[1])}
         for grid, given in over(plan_t, x, FEW_LOADS):
             launch(max_grad_kernel, grid, given | more)
         merge_sums(plan_t, part, None, out)
@@ -177,14 +209,15 @@ def maximum_grad_x(
 
 
 def over(
-    tasks: Tasks, x: Tensor, loads: int, *, merge: bool = False
+    tasks: Tasks, x: Tensor, loads: int, *, merge: bool = False, vector: int | None = None
 ) -> list[tuple[tuple[int, int], dict[str, Any]]]:
     """The grid and arguments of each launch over all tasks of a kernel that gathers rows of x.
 
-    ``merge``: x holds parts, to be summed in float64; few to a row, so that one tile suits all.
+    ``vector``: elements that one load takes of rows, where x is not all that is read. ``merge``: x
+    holds parts, to be summed in float64; few to a row, so that one tile suits all.
     The arguments are kept, and not to be written.
     """
-    columns, vector = x.shape[1], vector_of(x, x.shape[1])
+    columns, vector = x.shape[1], vector or vector_of(x, x.shape[1])
     key = "aggregate", columns, x.stride(0), x.dtype, vector, loads, merge
     if key not in tasks.kept:
         tasks.kept[key] = [
@@ -214,6 +247,21 @@ def over(
             )
         ]
     return tasks.kept[key]
+
+
+def _rows_of(x: Rows, shift: int, device: torch.device) -> tuple[Tensor, dict[str, Any]]:
+    """A tensor like all that is read, what kernels are given, and elements of a load (LOAD)."""
+    tables = x if isinstance(x, tuple) else (x,)
+    like = typical(tables) if shift else tables[0]
+    size, columns = like.element_size(), like.shape[1]
+    addresses = tuple(table.data_ptr() for table in tables)
+    load = vector_bytes(addresses, like.stride(0) * size, columns * size) // size
+    return like, table_of(tables, shift, device, columns) | {"LOAD": load}
+
+
+def _heads(weight: Tensor | None, columns: int) -> dict[str, int]:
+    heads = 0 if weight is None or weight.dim() == 1 else weight.shape[1]
+    return {"HEADS": heads, "FEATURES": columns // max(1, heads)}
 
 
 def dense_rows(x: Tensor) -> Tensor:

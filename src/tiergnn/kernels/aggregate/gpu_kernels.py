@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tiergnn.kernels.gpu_rows import places_at
+
 RANGES = ["first", "last", "num_parts"]  # not worth a compilation for every kind of number
 
 
@@ -39,16 +41,35 @@ def _round_to(value, pointer):
 
 
 @triton.jit
-def _edges_of(col, weight, edge, at, live, SUM: tl.constexpr):
-    """Source row and weight of the edges ``at``; -1 where they are not live."""
+def _edges_of(col, weight, edge, at, live, SUM: tl.constexpr, HEADS: tl.constexpr):
+    """Source row and weight of the edges ``at``; -1 where they are not live.
+
+    With HEADS weights an edge, which ``_times`` reads, the edge in the place of its weight.
+    """
     source = tl.load(col + at, mask=live, other=-1)
     if weight is None:
         factor = at
     else:
         if edge is not None:
             at = tl.load(edge + at, mask=live, other=0).to(tl.int64)
-        factor = tl.load(weight + at, mask=live, other=0).to(SUM)
+        if HEADS > 0:
+            factor = tl.where(live, at, -1)
+        else:
+            factor = tl.load(weight + at, mask=live, other=0).to(SUM)
     return source, factor
+
+
+@triton.jit
+def _times(tile, factor, weight, d, SUM: tl.constexpr, HEADS: tl.constexpr, FEATURES: tl.constexpr):
+    """A tile [..., W] of SUM, times the weights of its edges [...] for columns d [W]."""
+    along = tl.expand_dims(factor, -1)
+    if HEADS > 0:
+        head = d // FEATURES
+        place = weight + along * HEADS + head
+        times = tl.load(place, mask=(along >= 0) & (head < HEADS), other=0).to(SUM)
+    else:
+        times = along
+    return tile * times
 
 
 @triton.jit
@@ -57,7 +78,10 @@ def _add_tile(
     tile,
     factor,
     weight,
+    d,
     SUM: tl.constexpr,
+    HEADS: tl.constexpr,
+    FEATURES: tl.constexpr,
     ROWS: tl.constexpr,
     UNROLL: tl.constexpr,
     LANES: tl.constexpr,
@@ -66,7 +90,7 @@ def _add_tile(
     """acc [R, L, W] plus a tile [R*U*L, W]: every thread adds up what it loaded itself."""
     tile = tile.to(SUM)
     if weight is not None:
-        tile *= factor[:, None]
+        tile = _times(tile, factor, weight, d, SUM, HEADS, FEATURES)
     return acc + tl.sum(tl.reshape(tile, (ROWS, UNROLL, LANES, BLOCK)), 1)
 
 
@@ -89,6 +113,11 @@ def sum_kernel(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     MEAN: tl.constexpr,
+    SHIFT: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HEADS: tl.constexpr,
+    FEATURES: tl.constexpr,
     SUM: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -110,24 +139,30 @@ def sum_kernel(
     left = tl.reshape(num_edges[:, None] - e, (ROWS * STEP,))
     full = tl.min(num_edges, 0) // STEP * STEP
     acc = tl.zeros((ROWS, LANES, BLOCK), SUM)
-    source, factor = _edges_of(col, weight, edge, at, left > 0, SUM)
+    source, factor = _edges_of(col, weight, edge, at, left > 0, SUM, HEADS)
     for i in range(0, full, STEP):
-        place = x + (source.to(tl.int64) * STRIDE)[:, None] + d[None, :]
+        rows = places_at(x, source, source >= 0, STRIDE, SHIFT, ELEMENT, VECTOR)
+        place = rows[:, None] + d[None, :]
         if WIDTH % BLOCK == 0:
             tile = tl.load(place)
         else:
             tile = tl.load(place, mask=within, other=0)
         before = factor
         next_at = i + STEP
-        source, factor = _edges_of(col, weight, edge, at + next_at, left > next_at, SUM)
-        acc = _add_tile(acc, tile, before, weight, SUM, ROWS, UNROLL, LANES, BLOCK)
+        source, factor = _edges_of(col, weight, edge, at + next_at, left > next_at, SUM, HEADS)
+        acc = _add_tile(
+            acc, tile, before, weight, d, SUM, HEADS, FEATURES, ROWS, UNROLL, LANES, BLOCK
+        )
     for i in range(full, tl.max(num_edges, 0), STEP):
-        place = x + (source.to(tl.int64) * STRIDE)[:, None] + d[None, :]
+        rows = places_at(x, source, source >= 0, STRIDE, SHIFT, ELEMENT, VECTOR)
+        place = rows[:, None] + d[None, :]
         tile = tl.load(place, mask=(source >= 0)[:, None] & within, other=0)
         before = factor
         next_at = i + STEP
-        source, factor = _edges_of(col, weight, edge, at + next_at, left > next_at, SUM)
-        acc = _add_tile(acc, tile, before, weight, SUM, ROWS, UNROLL, LANES, BLOCK)
+        source, factor = _edges_of(col, weight, edge, at + next_at, left > next_at, SUM, HEADS)
+        acc = _add_tile(
+            acc, tile, before, weight, d, SUM, HEADS, FEATURES, ROWS, UNROLL, LANES, BLOCK
+        )
     total = tl.sum(acc, 1)
 
     split = own & (task < num_parts)
@@ -161,14 +196,20 @@ def edge_kernel(
     G_STRIDE: tl.constexpr,
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
+    SHIFT: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HEADS: tl.constexpr,
+    FEATURES: tl.constexpr,
     SUM: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     UNROLL: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """out[e] [E] = the dot product of g[row] and x[col] over the columns.
+    """out[e] [E] = the dot product of g[row] and x[col] over the columns, or [E, HEADS] by head.
 
+    The second axis of the grid is the head, or, where heads have one column, a block of them.
     With ``best`` [P, D] only columns count whose message weight * x[col] is best[row].
     """
     STEP: tl.constexpr = UNROLL * LANES
@@ -177,23 +218,39 @@ def edge_kernel(
     for i in range(0, tl.max(num_edges, 0), STEP):
         live = i + e < num_edges[:, None]
         at = begin[:, None] + i + e
-        source = tl.load(col + at, mask=live, other=0).to(tl.int64)
+        source = tl.load(col + at, mask=live, other=0)
+        rows = places_at(x, source, live, STRIDE, SHIFT, ELEMENT, VECTOR)
         acc = tl.zeros((ROWS, STEP), SUM)
-        for first_column in range(0, WIDTH, BLOCK):
+        begin_column, end_column, stop = 0, WIDTH, WIDTH
+        if HEADS > 0:
+            begin_column = tl.program_id(1) * (BLOCK if FEATURES == 1 else FEATURES)
+            end_column = begin_column + FEATURES
+            stop = WIDTH if FEATURES == 1 else end_column
+        for first_column in range(begin_column, end_column, BLOCK):
             d = first_column + tl.arange(0, BLOCK)
-            inside = own[:, None] & (d < WIDTH)[None, :]
-            within = live[:, :, None] & (d < WIDTH)[None, None, :]
+            inside = own[:, None] & (d < stop)[None, :]
+            within = live[:, :, None] & (d < stop)[None, None, :]
             other = tl.load(g + target[:, None] * G_STRIDE + d[None, :], mask=inside, other=0)
-            place = x + (source * STRIDE)[:, :, None] + d[None, None, :]
+            place = rows[:, :, None] + d[None, None, :]
             tile = tl.load(place, mask=within, other=0)
             product = tile.to(SUM) * other.to(SUM)[:, None, :]
             if best is not None:
-                factor = tl.load(weight + at, mask=live, other=0).to(SUM)
+                if HEADS > 0:
+                    factor = tl.where(live, at, -1)
+                else:
+                    factor = tl.load(weight + at, mask=live, other=0).to(SUM)
                 limit = tl.load(best + target[:, None] * WIDTH + d[None, :], mask=inside, other=0)
-                message = (tile.to(SUM) * factor[:, :, None]).to(tile.dtype)
+                message = _times(tile.to(SUM), factor, weight, d, SUM, HEADS, FEATURES)
+                message = message.to(tile.dtype)
                 product = tl.where(_reaches(message, limit[:, None, :]), product, 0.0)
-            acc += tl.sum(product, 2)
-        tl.store(out + at, acc, mask=live)
+            if FEATURES == 1 and HEADS > 0:
+                tl.store(out + at[:, :, None] * HEADS + d[None, None, :], product, mask=within)
+            else:
+                acc += tl.sum(product, 2)
+        if HEADS == 0:
+            tl.store(out + at, acc, mask=live)
+        elif FEATURES > 1:
+            tl.store(out + at * HEADS + tl.program_id(1), acc, mask=live)
 
 
 @triton.jit
@@ -220,6 +277,11 @@ def max_kernel(
     num_parts,
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
+    SHIFT: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HEADS: tl.constexpr,
+    FEATURES: tl.constexpr,
     SUM: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -240,15 +302,17 @@ def max_kernel(
     for i in range(0, tl.max(num_edges, 0), STEP):
         live = i + e < num_edges[:, None]
         at = begin[:, None] + i + e
-        source, factor = _edges_of(col, weight, None, at, live, SUM)
+        source, factor = _edges_of(col, weight, None, at, live, SUM, HEADS)
+        rows = places_at(x, source, live, STRIDE, SHIFT, ELEMENT, VECTOR)
         inside = live[:, :, None] & within[None, None, :]
-        place = (source.to(tl.int64) * STRIDE)[:, :, None] + d[None, None, :]
-        message = tl.load(x + place, mask=inside, other=0)
+        message = tl.load(rows[:, :, None] + d[None, None, :], mask=inside, other=0)
         if weight is not None:
-            message = (message.to(SUM) * factor[:, :, None]).to(message.dtype)
+            product = _times(message.to(SUM), factor, weight, d, SUM, HEADS, FEATURES)
+            message = product.to(message.dtype)
         message = message.to(SUM)
         more = tl.full((ROWS, STEP, BLOCK), 1, tl.int32)
         if count is not None:
+            place = (source.to(tl.int64) * STRIDE)[:, :, None] + d[None, None, :]
             more = tl.load(count + place, mask=inside, other=0)
         larger = (message > best) | ((message != message) & (best == best))
         kept = tl.where(_reaches(message, best), number + more, number)
@@ -290,6 +354,8 @@ def max_grad_kernel(
     num_parts,
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    FEATURES: tl.constexpr,
     SUM: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -310,15 +376,16 @@ def max_grad_kernel(
     acc = tl.zeros((ROWS, STEP, BLOCK), SUM)
     for i in range(0, tl.max(num_edges, 0), STEP):
         live = i + e < num_edges[:, None]
-        target_of, factor = _edges_of(dst, weight, edge, begin[:, None] + i + e, live, SUM)
+        at = begin[:, None] + i + e
+        target_of, factor = _edges_of(dst, weight, edge, at, live, SUM, HEADS)
         place = (target_of.to(tl.int64) * WIDTH)[:, :, None] + d[None, None, :]
         there = live[:, :, None] & within[None, None, :]
         limit = tl.load(best + place, mask=there, other=0)
         passed = tl.load(share + place, mask=there, other=0)
         message = mine
         if weight is not None:
-            message = (mine.to(SUM) * factor[:, :, None]).to(mine.dtype)
-            passed *= factor[:, :, None]
+            message = _times(mine.to(SUM), factor, weight, d, SUM, HEADS, FEATURES).to(mine.dtype)
+            passed = _times(passed, factor, weight, d, SUM, HEADS, FEATURES)
         acc += tl.where(_reaches(message, limit), passed, 0.0)
     total = tl.sum(acc, 1)
     if part is not None:

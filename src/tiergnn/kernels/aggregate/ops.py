@@ -1,6 +1,6 @@
 """Aggregation as ops that torch knows: what each computes, and the gradients of each by the others.
 
-Legend: P destinations, S sources, E edges, D columns.
+Legend: P destinations, S sources, E edges, D columns, K heads.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from tiergnn.kernels.block import Block
 from tiergnn.kernels.library import define
 
 
+def heads_of(weight_E: Tensor | None) -> int:
+    """K of weights [E, K]; 0 of weights [E]."""
+    return weight_E.shape[1] if weight_E is not None and weight_E.dim() > 1 else 0
+
+
 def _rows_of(block: Block, flipped: bool) -> int:
     return block.num_src if flipped else block.num_dst
 
 
-def _by_degree(block: Block, rows_PD: Tensor) -> Tensor:
+def by_degree(block: Block, rows_PD: Tensor) -> Tensor:
     """Rows of destinations over their in-degrees, which do not fit 16 bits."""
     return rows_PD.to(wide(rows_PD.dtype)) / block.in_degree.clamp(min=1)[:, None]
 
@@ -41,9 +46,9 @@ def _sum(
     rowptr, dst, edge = block.transposed
     if weight_E is None:
         edge = None
-    elif not weight_E.requires_grad:
+    elif weight_E.dim() == 1 and not weight_E.requires_grad:
         weight_E, edge = block.transposed_weight(weight_E), None
-    x = _by_degree(block, x) if mean else x
+    x = by_degree(block, x) if mean else x
     return module.weighted_sum(rowptr, dst, plan, x, weight_E, edge, False).to(dtype)
 
 
@@ -66,7 +71,9 @@ def _sum_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad_x = sum_op(ctx.block.handle, not ctx.flipped, ctx.mean, grad, weight_E, ctx.name)
     if ctx.needs_input_grad[4]:
         rows = (x, grad) if ctx.flipped else (grad, x)
-        grad_weight = dot_op(ctx.block.handle, ctx.mean, *rows, ctx.name).to(weight_E.dtype)
+        heads = heads_of(weight_E)
+        given = ctx.block.handle, ctx.mean, heads, *rows, ctx.name
+        grad_weight = dot_op(*given).to(weight_E.dtype)
     return None, None, None, grad_x, grad_weight, None
 
 
@@ -80,20 +87,22 @@ sum_op = define(
 )
 
 
-def _dot(handle: int, mean: bool, g_PD: Tensor, x_SD: Tensor, name: str) -> Tensor:
+def _dot(handle: int, mean: bool, heads: int, g_PD: Tensor, x_SD: Tensor, name: str) -> Tensor:
     """The gradient of a sum in its weights; its own gradients are sums again."""
     block = Block.by_handle(handle)
     plan = block.plan("aggregate", name, False)
-    g_PD = _by_degree(block, g_PD) if mean else g_PD
-    return backend.load("aggregate", name).edge_dot(block.rowptr, block.col, plan, g_PD, x_SD)
+    g_PD = by_degree(block, g_PD) if mean else g_PD
+    module = backend.load("aggregate", name)
+    return module.edge_dot(block.rowptr, block.col, plan, g_PD, x_SD, heads)
 
 
-def _dot_fake(handle: int, mean: bool, g_PD: Tensor, x_SD: Tensor, name: str) -> Tensor:
-    return x_SD.new_empty(Block.by_handle(handle).num_edges, dtype=wide(x_SD.dtype))
+def _dot_fake(handle: int, mean: bool, heads: int, g_PD: Tensor, x_SD: Tensor, name: str) -> Tensor:
+    num_edges = Block.by_handle(handle).num_edges
+    return x_SD.new_empty((num_edges, heads) if heads else num_edges, dtype=wide(x_SD.dtype))
 
 
 def _dot_keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    handle, ctx.mean, g_PD, x_SD, ctx.name = inputs
+    handle, ctx.mean, _, g_PD, x_SD, ctx.name = inputs
     ctx.block = Block.by_handle(handle)
     ctx.save_for_backward(g_PD, x_SD)
 
@@ -101,16 +110,16 @@ def _dot_keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _dot_backward(ctx: Any, grad_E: Tensor) -> tuple[Any, ...]:
     g_PD, x_SD = ctx.saved_tensors
     grad_g = grad_x = None
-    if ctx.needs_input_grad[2]:
-        grad_g = sum_op(ctx.block.handle, False, ctx.mean, x_SD, grad_E, ctx.name)
     if ctx.needs_input_grad[3]:
+        grad_g = sum_op(ctx.block.handle, False, ctx.mean, x_SD, grad_E, ctx.name)
+    if ctx.needs_input_grad[4]:
         grad_x = sum_op(ctx.block.handle, True, ctx.mean, g_PD, grad_E, ctx.name)
-    return None, None, grad_g, grad_x, None
+    return None, None, None, grad_g, grad_x, None
 
 
 dot_op = define(
     "aggregate_edge_dot",
-    "(int block, bool mean, Tensor g, Tensor x, str backend) -> Tensor",
+    "(int block, bool mean, int heads, Tensor g, Tensor x, str backend) -> Tensor",
     run=_dot,
     fake=_dot_fake,
     keep=_dot_keep,
@@ -191,7 +200,8 @@ def _max_grad_fake(
     name: str,
 ) -> Tensor:
     if of_weight:
-        return share_PD.new_empty(Block.by_handle(handle).num_edges)
+        assert weight_E is not None
+        return torch.empty_like(weight_E, dtype=share_PD.dtype)
     return torch.empty_like(x_SD, memory_format=torch.contiguous_format)
 
 

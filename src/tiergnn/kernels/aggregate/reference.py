@@ -21,7 +21,23 @@ def _edge_dst(rowptr: Tensor) -> Tensor:
 
 def _messages(col: Tensor, x_SD: Tensor, weight_E: Tensor | None) -> Tensor:
     rows_ED = x_SD[col.long()].to(wide(x_SD.dtype))
-    return rows_ED if weight_E is None else rows_ED * weight_E.to(rows_ED.dtype)[:, None]
+    if weight_E is None:
+        return rows_ED
+    return rows_ED * _of_columns(weight_E, x_SD.shape[1]).to(rows_ED.dtype)
+
+
+def _of_columns(weight: Tensor, columns: int) -> Tensor:
+    """Weights [E] or [E, K] for each column, [E, 1] or [E, D]."""
+    if weight.dim() == 1:
+        return weight[:, None]
+    return weight.repeat_interleave(columns // max(1, weight.shape[1]), 1)
+
+
+def _of_heads(product_ED: Tensor, heads: int) -> Tensor:
+    """Sums over the columns of each head, [E, K], or of all, [E] (no heads)."""
+    if not heads:
+        return product_ED.sum(1)
+    return product_ED.unflatten(1, (heads, product_ED.shape[1] // heads)).sum(2)
 
 
 def plan(rowptr: Tensor) -> list[Tensor]:
@@ -40,8 +56,11 @@ def weighted_sum(
 ) -> Tensor:
     """out[i] = sum over in-edges e of i of weight[edge[e]] * x[col[e]].
 
-    edge_E (None: e itself) says which weight belongs to an edge; ``mean`` divides by the number of
-    in-edges. Summed in float64, so that the order of the sum does not show in float32.
+    weight is [E], or [E, K] for the columns of each of K heads (K = D: of each column). edge_E
+    (None: e itself) says which weight belongs to an edge; ``mean`` divides by the number of
+    in-edges. Other backends also take tables of rows in the place of x, with the ``shift`` of
+    columns that are places (``kernels.table``). Summed in float64, so that the order of the sum
+    does not show in float32.
     """
     if weight_E is not None and edge_E is not None:
         weight_E = weight_E[edge_E.long()]
@@ -53,10 +72,15 @@ def weighted_sum(
     return out.to(x_SD.dtype)
 
 
-def edge_dot(rowptr: Tensor, col: Tensor, plan: list[Tensor], g_PD: Tensor, x_SD: Tensor) -> Tensor:
-    """[E]: each edge's row of g (destination) times its row of x (source), in the wide dtype."""
+def edge_dot(
+    rowptr: Tensor, col: Tensor, plan: list[Tensor], g_PD: Tensor, x_SD: Tensor, heads: int = 0
+) -> Tensor:
+    """[E]: each edge's row of g (destination) times its row of x (source), in the wide dtype.
+
+    With heads [E, K]: each head's columns by themselves.
+    """
     dtype = wide(x_SD.dtype)
-    return (g_PD[_edge_dst(rowptr)].to(dtype) * x_SD[col.long()].to(dtype)).sum(1)
+    return _of_heads(g_PD[_edge_dst(rowptr)].to(dtype) * x_SD[col.long()].to(dtype), heads)
 
 
 def maximum(
@@ -100,7 +124,7 @@ def maximum_grad_x(
     messages = _messages(src_E, x_SD, weight).to(x_SD.dtype)
     passed = torch.where(_reaches(messages, out_PD[dst_E]), share_PD[dst_E].double(), 0.0)
     if weight is not None:
-        passed = passed * weight.double()[:, None]
+        passed = passed * _of_columns(weight, x_SD.shape[1]).double()
     grad = passed.new_zeros(rowptr_t.numel() - 1, x_SD.shape[1])
     return grad.index_add_(0, src_E, passed).to(x_SD.dtype)
 
@@ -114,9 +138,10 @@ def maximum_grad_weight(
     x_SD: Tensor,
     weight_E: Tensor,
 ) -> Tensor:
-    """[E]: dot product of share and x over the columns where the message reached the maximum."""
+    """[E] or [E, K]: <share, x> over the columns where the message reached the maximum."""
     dst_E = _edge_dst(rowptr)
     reaches = _reaches(_messages(col, x_SD, weight_E).to(x_SD.dtype), out_PD[dst_E])
     dtype = wide(x_SD.dtype)
     product = share_PD[dst_E].to(dtype) * x_SD[col.long()].to(dtype)
-    return torch.where(reaches, product, 0.0).sum(1)
+    heads = weight_E.shape[1] if weight_E.dim() > 1 else 0
+    return _of_heads(torch.where(reaches, product, 0.0), heads)

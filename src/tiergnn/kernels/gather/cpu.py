@@ -72,5 +72,5 @@ def _pieces(
     """The tiles of both, equally wide, first column and number of columns of each piece."""
     widest = torch.float64 if torch.float64 in (dtype, out_dtype) else torch.float32
     for tile, first, count in tiles(widest, num_columns):
-        both = (Tile(ELEMENTS[kind], tile.width, tile.masked) for kind in (dtype, out_dtype))
-        yield *both, first, count
+        source = Tile(ELEMENTS[dtype], tile.width, tile.masked)
+        yield source, Tile(ELEMENTS[out_dtype], tile.width, tile.masked), first, count
