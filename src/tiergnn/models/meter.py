@@ -165,9 +165,7 @@ class _Bench:
     def rows(self, stage: Stage, sample: SampleBlock) -> _Rows:
         """New rows for one run of a stage."""
         gathered = {n: self._make(n, sample.extent.sources) for n in stage.gathers}
-        own = {
-            n: self._make(n, self.count(n, sample.extent)) for n in (*stage.reads, *stage.edges)
-        }
+        own = {n: self._make(n, self.count(n, sample.extent)) for n in (*stage.reads, *stage.edges)}
         if stage.statistic is not None and stage.statistic.of not in own:
             own[stage.statistic.of] = self._make(stage.statistic.of, sample.extent.rows)
         for name in stage.statistics:
