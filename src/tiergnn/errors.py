@@ -50,7 +50,7 @@ class StoreError(TiergnnError, OSError):
 
 
 class RankError(TiergnnError, RuntimeError):
-    """A rank that died, hung, raised or did not match the others: the job has ended on all ranks."""
+    """A rank that died, hung, raised or did not match the others: the job is over on all ranks."""
 
 
 class Interrupted(KeyboardInterrupt):

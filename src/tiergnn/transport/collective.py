@@ -32,12 +32,12 @@ class Collective(Transport):
         if self._ours:
             dist.init_process_group(
                 self._backend,
-                store=dist.PrefixStore("tiergnn/groups", store),
+                store=dist.PrefixStore("tiergnn/groups", store),  # pyright: ignore[reportPrivateImportUsage]
                 rank=rank,
                 world_size=self.size,
                 timeout=self._timeout,
             )
-        self._groups = {
+        self._groups: dict[str, Any] = {
             channel: dist.new_group(backend=self._backend, timeout=self._timeout)
             for channel in self.channels
         }

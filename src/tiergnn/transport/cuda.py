@@ -113,7 +113,7 @@ class Symmetric(Ipc):
         if self._ours:
             dist.init_process_group(
                 "gloo",
-                store=dist.PrefixStore("tiergnn/symmetric", store),
+                store=dist.PrefixStore("tiergnn/symmetric", store),  # pyright: ignore[reportPrivateImportUsage]
                 rank=rank,
                 world_size=self.size,
             )
@@ -129,7 +129,9 @@ class Symmetric(Ipc):
         memory.zero_()
         torch.cuda.current_stream().synchronize()
         # Of the whole world: groups within it are not served.
-        view = symmetric.rendezvous(memory, dist.group.WORLD)
+        world = dist.group.WORLD
+        assert world is not None  # joined above
+        view = symmetric.rendezvous(memory, world)
         self._meet("main", "allocate")
         peers = tuple(
             memory[: math.prod(form)].view(form)

@@ -90,7 +90,7 @@ def launch(
 def _store(choice: Choice) -> Any:
     if choice.name not in ("gloo", "nccl", "symmetric"):
         return None
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class _Job:

@@ -57,7 +57,7 @@ def watch_of(place: Place, store: Any = None) -> Watch:
 
 def store_of(place: Place) -> Any:
     host, _, port = place.store.rpartition(":")
-    return dist.TCPStore(host, int(port), is_master=False)
+    return dist.TCPStore(host, int(port), is_master=False)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def join(place: Place, watch: Watch, store: Any = None) -> Transport:
@@ -106,8 +106,8 @@ def place_of_torchrun(
             f"wanted torchrun's environment, had no {', '.join(missing)}",
             hint="torchrun --nproc-per-node N -m tiergnn train ..., or --ranks N",
         )
-    store, rank, size = next(dist.rendezvous("env://"))
-    store = dist.PrefixStore("tiergnn", store)
+    store, rank, size = next(dist.rendezvous("env://"))  # pyright: ignore[reportPrivateImportUsage]
+    store = dist.PrefixStore("tiergnn", store)  # pyright: ignore[reportPrivateImportUsage]
     store.set(f"host/{rank}", _host())
     hosts = {store.get(f"host/{each}") for each in range(size)}
     board: Board | None = None
