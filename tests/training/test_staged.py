@@ -164,3 +164,17 @@ def test_ctrl_c_within_an_epoch_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     run = tg.resume(tmp_path / "run", graph, model(), progress=False, device="cpu")
     assert run.losses == whole.losses
     np.testing.assert_array_equal(run.predict(), whole.predict())
+
+
+@pytest.mark.parametrize("strategy", ["resident", "grinnder"])
+def test_plans_of_models_that_read_edge_weights(strategy):
+    """What a planned stage reads of edges is what the model's stage reads of them."""
+    graph = community(200)
+    draw = np.random.default_rng(0)
+    graph = replace(graph, edge_weight=draw.random(graph.num_edges, np.float32) + 0.5)
+    model = {"name": "gcn", "hidden_channels": 8, "norm": "batch"}
+    frac = 1.0 if strategy == "resident" else 0.75
+    plan = planned(graph, model, strategy, frac)
+    run = tg.train(graph, model, plan, epochs=3, **QUIET)
+    want = tg.train(graph, model, epochs=3, **QUIET)
+    np.testing.assert_allclose(run.losses, want.losses, rtol=1e-5)

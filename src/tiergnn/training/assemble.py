@@ -182,8 +182,15 @@ def _check_plan(plan: Plan, graph: Graph) -> None:
 def _check_stages(plan: Plan, made: Resident | Staged) -> None:
     """Raise for a plan whose model was cut into other stages, or rows of other widths."""
     program = made.programs[True]
-    cut = [(stage.gathers, stage.reads, stage.writes) for stage in program.stages]
-    planned = [(stage.gathers, stage.reads, stage.writes) for stage in plan.workload.stages]
+    cut = [
+        (
+            s.gathers,
+            {*s.reads, *s.edges, *([] if s.statistic is None else [s.statistic.of])},
+            s.writes,
+        )
+        for s in program.stages
+    ]
+    planned = [(s.gathers, {*s.reads}, s.writes) for s in plan.workload.stages]
     widths = {name: rows.width for name, rows in program.rows.items()}
     if cut != planned or widths != {rows.name: rows.width for rows in plan.workload.rows}:
         raise PlanError(
