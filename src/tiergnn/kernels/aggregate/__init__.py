@@ -35,13 +35,12 @@ def aggregate(
         raise unknown("reduce", reduce, REDUCTIONS)
     check_rows(block, x_SD, weight_E)
     name = backend.choose(block.device)
-    if isinstance(x_SD, RowTable):
-        if len(x_SD.tables) > 1:
-            return table_op(block.handle, reduce, list(x_SD.tables), weight_E, name)[0]
-        (x_SD,) = x_SD.tables
+    tables = list(x_SD.tables) if isinstance(x_SD, RowTable) else [x_SD]
+    if len(tables) > 1:
+        return table_op(block.handle, reduce, tables, weight_E, name)[0]
     if reduce == "max":
-        return max_op(block.handle, x_SD, weight_E, name)[0]
-    return sum_op(block.handle, False, reduce == "mean", x_SD, weight_E, name)
+        return max_op(block.handle, tables[0], weight_E, name)[0]
+    return sum_op(block.handle, False, reduce == "mean", tables[0], weight_E, name)
 
 
 def check_rows(block: Block, x_SD: Tensor | RowTable, weight_E: Tensor | None) -> None:
