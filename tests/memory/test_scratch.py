@@ -31,7 +31,8 @@ def engine():
 # A process that has imported everything, and forks one run after the other: "start" answers with
 # the pid and the scratch folder of a run, "wait" with how a run ended.
 NURSERY = """
-    import json, os, sys, threading, torch
+    import json, os, signal, sys, threading, torch
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     from tiergnn.memory.engine import Engine
     from tiergnn.memory.scratch import Scratch
     for line in sys.stdin:
