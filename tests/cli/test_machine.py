@@ -63,4 +63,4 @@ def test_what_machine_refuses(cli, tmp_path):
     assert "cannot be read" in absent.err
     nowhere = cli("machine", "--preset", "dgx1", "--out", tmp_path / "none" / "m.json")
     assert nowhere.code == 3
-    assert "cannot be written" in nowhere.err
+    assert "cannot write" in nowhere.err

@@ -164,7 +164,7 @@ def test_each_wrong_file_is_one_clear_error(tmp_path, change, told):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(StoreError, match="cannot be read"):
         resolve(tmp_path / "none.json")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match="cannot write"):
         preset("h200").save(tmp_path / "none" / "m.json")
 
 
