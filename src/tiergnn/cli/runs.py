@@ -6,6 +6,7 @@ what was not given is left to them, so that defaults live in one place.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -139,7 +140,7 @@ def train(
         plan = _planned(graph, {"name": model, **architecture}, choices, budgets)
         Output(json=json).say(str(plan))
     elif plan is None and not quiet:
-        plan = _forecast(graph, {"name": model, **architecture}, choices, Output(json=json))
+        plan = _forecast(graph, {"name": model, **architecture}, choices)
     run = api.train(
         graph,
         {"name": model, **architecture},
@@ -212,18 +213,20 @@ def _planned(
     return api.plan(graph, model, **chosen)
 
 
-def _forecast(
-    graph: Path, model: dict[str, Any], choices: dict[str, Any], output: Output
-) -> Plan | None:
-    """A resident plan where this machine's rates are remembered; None, and a word, where not."""
+def _forecast(graph: Path, model: dict[str, Any], choices: dict[str, Any]) -> Plan | None:
+    """A resident plan where this machine's rates are remembered; None, and a word, where not.
+
+    Told beside the progress, on stderr: stdout is for results.
+    """
     from tiergnn.training.planning import forecast
 
     found = forecast(graph, model, choices)
     if isinstance(found, str):
-        output.say(f"no forecast: {found}")
+        print(f"no forecast: {found}", file=sys.stderr, flush=True)
         return None
     told = ", ".join(f"{tier} {format_bytes(n)}" for tier, n in found.peak_bytes.items())
-    output.say(f"forecast: {format_seconds(found.seconds)} an epoch; at most {told}")
+    forecast_s = format_seconds(found.seconds)
+    print(f"forecast: {forecast_s} an epoch; at most {told}", file=sys.stderr, flush=True)
     return found
 
 
