@@ -263,7 +263,7 @@ def test_bad_options_are_refused_with_the_way_out(cli, graph, tmp_path, options,
     refused = cli("train", graph, *options, "--out", tmp_path / "r")
     assert refused.code == 2, refused.err
     assert answer in refused.err
-    assert all("forecast: " in line for line in refused.out.splitlines())
+    assert refused.out == ""
     assert not (tmp_path / "r").exists()
 
 

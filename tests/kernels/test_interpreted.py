@@ -12,6 +12,8 @@ import pytest
 
 HERE = Path(__file__).parent
 SUITES = sorted(path.name for path in HERE.glob("test_*_gpu.py"))
+# Tests that each suite runs interpreted, at least; the others have 11 or more.
+LEAST = {"test_gather_gpu.py": 7, "test_table_gpu.py": 7}
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -28,4 +30,4 @@ def test_interpreted(suite):
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
-    assert int(passed[1]) > 5
+    assert int(passed[1]) >= LEAST.get(suite, 11)

@@ -79,7 +79,7 @@ def _net(name):
     return nets.NETS[name]()
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     name=st.sampled_from([*nets.NETS, *(f"zoo {name}" for name in zoo.MODELS)]),
     num_nodes=st.integers(20, 3_000),

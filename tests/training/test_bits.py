@@ -29,7 +29,7 @@ import tiergnn as tg
 from tests.training.models import community, weights
 
 graph = community(2_000)
-for name in ("gat", "sage"):
+for name in ("gat", "gatv2", "sage"):
     spec = {"name": name, "hidden_channels": 8, "dropout": 0.5}
     spec |= {"aggr": "max"} if name == "sage" else {"heads": 2}
     run = tg.train(graph, spec, epochs=5, seed=3, progress=False)
