@@ -77,8 +77,12 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Inside, memory is given back where the code does so, and not whenever garbage is found."""
+    """Inside, memory is given back where the code does so, and not whenever garbage is found.
+
+    What earlier code left is given back before.
+    """
     collecting = gc.isenabled()
+    gc.collect()
     gc.disable()
     try:
         yield
