@@ -219,14 +219,17 @@ class Block:
     def without_loops(self) -> Block:
         """This block less its self-loops (itself when there are none); edges keep their ``eid``."""
         keep = self.col != self.edge_dst
-        if bool(keep.all()):
-            return self
-        kept = torch.nonzero(keep).flatten()
-        before = torch.zeros(self.num_edges + 1, dtype=torch.int64, device=self.device)
-        torch.cumsum(keep, 0, out=before[1:])
+        return self if bool(keep.all()) else self.only(torch.nonzero(keep).flatten())
+
+    def only(self, kept: Tensor) -> Block:
+        """This block with some of its edges, of positions ``kept`` (int64, ascending).
+
+        Rows and sources stay; edges keep their ``eid``.
+        """
+        before = torch.searchsorted(kept, self.rowptr)
         return replace(
             self,
-            rowptr=before[self.rowptr],
+            rowptr=before,
             col=self.col[kept],
             eid=kept if self.eid is None else self.eid[kept],
             edge_weight=None if self.edge_weight is None else self.edge_weight[kept],

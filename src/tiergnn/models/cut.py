@@ -7,24 +7,31 @@ it. It runs where fewer bytes of rows have to be stored and read for it; where t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from string import ascii_lowercase
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 from torch.nn import functional
 
 from tiergnn.models import functional as ops
+from tiergnn.models.code import (
+    EDGE_INPUTS,
+    Code,
+    gathered_by,
+    is_bound,
+    is_item,
+    is_operation,
+    is_statistic,
+    rows_of,
+    suffix,
+)
+from tiergnn.models.halves import halves_of, sums_of
 from tiergnn.models.moments import affine_rows, moments
-from tiergnn.models.operation import Operation
 from tiergnn.models.rowlocal import name_of
 from tiergnn.models.stages import Program, Rows, Stage, Statistic
 from tiergnn.models.traced import fact
-
-EDGE_INPUTS = ("edge_weight", "edge_attr")
 
 
 def cut(graph: Graph, root: nn.Module, *, training: bool) -> Program:
@@ -42,6 +49,7 @@ class _Cut:
     first: dict[Node, int] = field(default_factory=dict)  # the first stage that could run a node
     stage: dict[Node, int] = field(default_factory=dict)  # the one that does, of stored nodes
     names: dict[Node, str] = field(default_factory=dict)  # of row tensors and statistics
+    between: dict[str, Rows] = field(default_factory=dict)  # what halves of stages hand over
 
     def program(self) -> Program:
         self._find_stages()
@@ -51,13 +59,14 @@ class _Cut:
         stages = [self._describe(index) for index in range(self.num_stages)]
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.users]
         needs = [str(n.target) for n in placeholders if n.target in ("x", *EDGE_INPUTS)]
-        named = {n: name for n, name in self.names.items() if not _is_statistic(n)}
+        named = {n: name for n, name in self.names.items() if not is_statistic(n)}
         named |= {n: str(n.target) for n in placeholders if n.target in needs}
         return Program(
             training=self.training,
             needs=tuple(needs),
             stages=tuple(s for s in stages if s.writes or s.statistic is not None),
-            rows={name: _rows(name, node) for node, name in named.items()},
+            rows={name: rows_of(name, node) for node, name in named.items()},
+            between=self.between,
             output=self.names[self._output()],
         )
 
@@ -67,7 +76,7 @@ class _Cut:
         """Number the operations, and start from every node running as early as it can."""
         for node in self.graph.nodes:
             self.first[node] = max((self.first[n] for n in node.all_input_nodes), default=0)
-            if _is_bound(node):
+            if is_bound(node):
                 self.first[node] = self.num_stages
                 self.num_stages += 1
             if self._is_stored(node):
@@ -83,15 +92,15 @@ class _Cut:
             return node.target == "x"
         if node.op == "output":
             return False
-        if _is_bound(node):
+        if is_bound(node):
             return True
         if fact(node).kind == "whole":
             return False
-        if _is_operation(node, "dropout"):
+        if is_operation(node, "dropout"):
             return True
-        from_rows = any(n in self.stage and not _is_statistic(n) for n in node.all_input_nodes)
+        from_rows = any(n in self.stage and not is_statistic(n) for n in node.all_input_nodes)
         return from_rows or any(
-            user.op == "output" or _is_statistic(user) or node in _gathered(user)
+            user.op == "output" or is_statistic(user) or node in gathered_by(user)
             for user in node.users
         )
 
@@ -113,7 +122,7 @@ class _Cut:
 
     def _is_movable(self, node: Node) -> bool:
         """Row-local code; the items of a tuple stay with the call that made it."""
-        if node not in self.stage or node.op == "placeholder" or _is_bound(node):
+        if node not in self.stage or node.op == "placeholder" or is_bound(node):
             return False
         return all(fact(n).kind != "mixed" for n in (node, *node.all_input_nodes))
 
@@ -122,7 +131,7 @@ class _Cut:
         if user.op == "output":
             return self.num_stages - 1, self.num_stages - 1
         stage = self.stage[user]
-        before = _is_statistic(user) or node in _gathered(user)
+        before = is_statistic(user) or node in gathered_by(user)
         return stage - before, stage
 
     def _cost(self, node: Node, stage: int) -> int:
@@ -135,7 +144,7 @@ class _Cut:
         total = 0
         for source in node.all_input_nodes:
             others = [user for user in source.users if user is not node]
-            if source not in self.stage or _is_statistic(source):
+            if source not in self.stage or is_statistic(source):
                 continue
             if self.stage[source] == stage and source.op != "placeholder":
                 continue
@@ -164,7 +173,7 @@ class _Cut:
         for node in self.graph.nodes:
             if node.op == "placeholder" and node.target == "x":
                 self.names[node] = "x"
-            elif _is_statistic(node):
+            elif is_statistic(node):
                 self.names[node] = f"s{self.stage[node]}"
             elif node in self.stage and (
                 node is self._output()
@@ -172,13 +181,13 @@ class _Cut:
             ):
                 stage = self.stage[node]
                 letter = "e" if fact(node).kind == "edges" else "h"
-                self.names[node] = f"{letter}{stage}{_suffix(count[stage])}"
+                self.names[node] = f"{letter}{stage}{suffix(count[stage])}"
                 count[stage] += 1
 
     def _nodes_of(self, index: int) -> list[Node]:
         """The nodes that a stage runs, in order: its own and what is made where it is used."""
         own = {n for n, s in self.stage.items() if s == index and n.op != "placeholder"}
-        own = {n for n in own if not _is_statistic(n)}
+        own = {n for n in own if not is_statistic(n)}
         waiting = list(own)
         while waiting:
             for source in waiting.pop().all_input_nodes:
@@ -189,19 +198,14 @@ class _Cut:
 
     def _describe(self, index: int) -> Stage:
         nodes = self._nodes_of(index)
-        bound = next((n for n, s in self.stage.items() if s == index and _is_bound(n)), None)
-        gathered = list(dict.fromkeys(_gathered(bound))) if bound is not None else []
-        inputs: dict[Node, None] = {}
-        inside = set(nodes)
-        for node in nodes:
-            sources = _own_inputs(node) if node is bound else node.all_input_nodes
-            inputs |= dict.fromkeys(n for n in sources if n not in inside)
-        edges = [n for n in inputs if n.op == "placeholder" and n.target in EDGE_INPUTS]
-        statistics = [n for n in inputs if _is_statistic(n)]
-        reads = [n for n in inputs if n in self.stage and not _is_statistic(n)]
-        writes = [n for n in nodes if n in self.names]
+        bound = next((n for n, s in self.stage.items() if s == index and is_bound(n)), None)
+        writes = {self.names[n]: n for n in nodes if n in self.names}
+        graph = bound is not None and not is_statistic(bound)
+        code = Code(
+            nodes=tuple(nodes), bound=bound if graph else None, names=self.names, writes=writes
+        )
         statistic = None
-        if bound is not None and _is_statistic(bound):
+        if bound is not None and is_statistic(bound):
             follow, least_rows = bound.meta.get("statistic", (None, 1))
             (source,) = bound.all_input_nodes
             statistic = Statistic(
@@ -211,23 +215,51 @@ class _Cut:
                 follow=follow,
             )
         shown = bound or next(iter(n for n in nodes if n in self.stage), None)
-        return Stage(
+        stage = Stage(
             index=index,
             kind="rows" if bound is None else "statistic" if statistic else "graph",
             op=_operation_text(bound),
-            gathers=tuple(self.names[n] for n in gathered),
-            reads=tuple(self.names[n] for n in reads),
-            edges=tuple(str(n.target) for n in edges),
-            statistics=tuple(self.names[n] for n in statistics),
-            writes=tuple(self.names[n] for n in writes),
             frees=self._freed_after(index),
-            code=tuple(_code_text(n) for n in nodes if n in self.stage and not _is_item(n)),
             module=fact(shown).path if shown is not None else "",
             place=fact(shown).place if shown is not None else "",
-            random=any(n.target == "key" for n in inputs if n.op == "placeholder"),
             statistic=statistic,
-            function=_compile(nodes, bound, gathered, [*reads, *edges, *statistics], writes),
             root=self.root,
+            **self._fields(code),
+        )
+        if not graph:
+            return stage
+        halves = halves_of(code, index)
+        self.between |= {name: rows_of(name, node) for name, node in halves[0].writes.items()}
+        return replace(
+            stage,
+            halves=self._divided(stage, halves),
+            sums=self._divided(stage, sums_of(code, index)),
+        )
+
+    def _fields(self, code: Code) -> dict[str, Any]:
+        """What a stage says of its code."""
+        return {
+            "gathers": tuple(code.gathers.values()),
+            "reads": tuple(code.reads.values()),
+            "edges": tuple(code.edges.values()),
+            "statistics": tuple(code.statistics.values()),
+            "writes": tuple(code.writes),
+            "code": tuple(_code_text(n) for n in code.nodes if n in self.stage and not is_item(n)),
+            "random": code.random,
+            "function": code.function,
+        }
+
+    def _divided(self, stage: Stage, halves: tuple[Code, ...]) -> tuple[Stage, ...]:
+        """Two halves as stages; the first frees what the second does not read."""
+        if not halves:
+            return ()
+        first, second = (self._fields(code) for code in halves)
+        read = {*second["reads"], *second["edges"], *second["statistics"], *second["writes"]}
+        frees = tuple(name for name in stage.frees if name not in read)
+        later = tuple(name for name in stage.frees if name in read)
+        return (
+            replace(stage, frees=frees, **first),
+            replace(stage, kind="rows", op="rows", frees=(*later, *first["writes"]), **second),
         )
 
     def _freed_after(self, index: int) -> tuple[str, ...]:
@@ -248,97 +280,9 @@ class _Cut:
                 yield from self._uses(user)
 
 
-def _compile(
-    nodes: list[Node],
-    bound: Node | None,
-    gathered: list[Node],
-    own: list[Node],
-    writes: list[Node],
-) -> Callable[..., tuple[Tensor, ...]]:
-    """``function(root, block, key, *gathered, *own) -> writes`` from nodes of the trace."""
-    graph = Graph()
-    made: dict[Any, Node] = {name: graph.placeholder(name) for name in ("block", "key")}
-    from_sources = {n: graph.placeholder(f"gathered_{n.name}") for n in gathered}
-    made |= {n: graph.placeholder(f"own_{n.name}") for n in own}
-
-    def find(node: Node) -> Node:
-        return made[node.target if node.op == "placeholder" and node.target in made else node]
-
-    for node in nodes:
-        if node is bound:
-            gathers = _operation(node).gathers
-            given = {
-                name: map_arg(value, from_sources.__getitem__ if name in gathers else find)
-                for name, value in node.kwargs.items()
-            }
-            made[node] = graph.call_function(node.target, (), given)  # pyright: ignore[reportArgumentType]
-        else:
-            made[node] = graph.node_copy(node, find)
-    graph.output(tuple(made[n] for n in writes))
-    code = graph.python_code("self")
-    space = dict(code.globals)
-    exec(code.src, space)
-    return space["forward"]
-
-
-def _operation(node: Node) -> Operation:
-    return node.target.operation  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
-
-
-def _is_operation(node: Node, *kinds: str) -> bool:
-    return hasattr(node.target, "operation") and _operation(node).kind in kinds
-
-
-def _is_bound(node: Node) -> bool:
-    """Whether a stage begins with the node."""
-    return _is_operation(node, "graph", "statistic")
-
-
-def _is_statistic(node: Node) -> bool:
-    return _is_operation(node, "statistic")
-
-
-def _gathered(node: Node) -> list[Node]:
-    """The nodes that a graph operation reads as rows of sources."""
-    if not _is_bound(node):
-        return []
-    found: list[Node] = []
-    for name in _operation(node).gathers:
-        map_arg(node.kwargs[name], found.append)
-    return found
-
-
-def _own_inputs(node: Node) -> list[Node]:
-    """The nodes that a graph operation reads as own rows, rows of edges or parameters."""
-    found: list[Node] = []
-    for name, value in node.kwargs.items():
-        if name not in _operation(node).gathers:
-            map_arg(value, found.append)
-    return found
-
-
-def _is_item(node: Node) -> bool:
-    return any(fact(n).kind == "mixed" for n in node.all_input_nodes)
-
-
 def _row_bytes(node: Node) -> int:
     value = fact(node).value
-    return _rows("", node).row_bytes if isinstance(value, Tensor) else 0
-
-
-def _rows(name: str, node: Node) -> Rows:
-    value = fact(node).value
-    of = "edges" if fact(node).kind == "edges" else "nodes"
-    return Rows(name=name, shape=tuple(value.shape[1:]), dtype=value.dtype, of=of)
-
-
-def _suffix(ordinal: int) -> str:
-    """Nothing, a, b ... z, aa ...: for the first, second, third ... of its kind."""
-    text = ""
-    while ordinal > 0:
-        ordinal, letter = divmod(ordinal - 1, 26)
-        text = ascii_lowercase[letter] + text
-    return text
+    return rows_of("", node).row_bytes if isinstance(value, Tensor) else 0
 
 
 _SIGNS = {
@@ -353,7 +297,7 @@ _SAID = {ops.drop_rows: "dropout", affine_rows: "normalize"}
 
 def _code_text(node: Node) -> str:
     """One operation in few characters; a graph operation in brackets."""
-    if _is_bound(node):
+    if is_bound(node):
         return f"[{_operation_text(node)}]"
     if node.op == "call_module":
         return str(node.target).removeprefix("model.")

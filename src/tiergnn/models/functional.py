@@ -49,6 +49,13 @@ def propagate(
     return out if x.dim() == 2 else out.reshape(block.num_dst, *x.shape[1:])
 
 
+def mean_of_sum(total: Tensor, block: Block, skip_loops: bool) -> Tensor:
+    """The mean over in-edges [P, ...] from their sum; a row without in-edges stays 0."""
+    counted = block.without_loops if skip_loops else block
+    shape = (block.num_dst, *[1] * (total.dim() - 1))
+    return total / counted.in_degree.clamp(min=1).to(total.dtype).view(shape)
+
+
 @operation(kind="graph", gathers=("h", "score_src"))
 def attend_gat(
     h: Tensor,

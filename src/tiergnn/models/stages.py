@@ -61,6 +61,13 @@ class Stage:
     kind: "rows" (code before any of them), "graph" or "statistic". A stage runs on any part of the
     rows: it ``gathers`` rows of sources, ``reads`` own rows, and ``writes`` own rows. After it,
     ``frees`` are not needed any more.
+
+    Of kind "graph" it is also two stages, which executors run as any other: ``halves`` are the code
+    up to the graph operation, which writes ``sum.sINDEX`` and what else is needed then, and the
+    row-local code after it. One after the other they give the stage's bits. ``sums`` (none where
+    the operation is not a sum or mean over edges) are another two: the first may run on blocks
+    that hold a part of the edges (``Block.only``); what it writes is added up over them, and the
+    second, on the block with all of the rows' edges, takes the total.
     """
 
     index: int
@@ -79,6 +86,8 @@ class Stage:
     statistic: Statistic | None
     function: Callable[..., tuple[Tensor, ...]] = field(repr=False)
     root: nn.Module = field(repr=False)
+    halves: tuple[Stage, ...] = field(default=(), repr=False)
+    sums: tuple[Stage, ...] = field(default=(), repr=False)
 
     def run(
         self,
@@ -128,6 +137,7 @@ class Program:
     needs: tuple[str, ...]  # inputs that it reads, among x, edge_weight, edge_attr
     stages: tuple[Stage, ...]
     rows: Mapping[str, Rows]  # every row tensor by name, the inputs among them
+    between: Mapping[str, Rows]  # what halves of stages hand over, by name
     output: str  # the row tensor that the model returns
 
     def run(self, inputs: Mapping[str, Tensor], block: Block, key: Key | None = None) -> Tensor:

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from tiergnn.errors import ConfigError, TiergnnError
 from tiergnn.kernels.block import Block
 from tiergnn.models import pyg, rowlocal
-from tiergnn.models.cut import EDGE_INPUTS, cut
+from tiergnn.models.code import EDGE_INPUTS
+from tiergnn.models.cut import cut
 from tiergnn.models.judge import Probe
 from tiergnn.models.places import place_of_error
 from tiergnn.models.rowlocal import sample, words

@@ -1,0 +1,169 @@
+"""Code: some nodes of a trace that run together, as a function; what each node is to a cut.
+
+Legend: P rows of one part (destinations), S source rows it reads, E edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from string import ascii_lowercase
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from tiergnn.models import functional as ops
+from tiergnn.models.operation import Operation
+from tiergnn.models.stages import Rows
+from tiergnn.models.traced import fact
+
+EDGE_INPUTS = ("edge_weight", "edge_attr")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Code:
+    """``bound`` is the graph operation among the ``nodes``, which stand in the trace's order.
+
+    ``names`` are those of all tensors that stages may be given, ``writes`` those that this code
+    makes. ``plain``: the operation gives its sum where it is a mean; ``mean_of`` is such an
+    operation whose sum this code is given.
+    """
+
+    nodes: tuple[Node, ...]
+    bound: Node | None
+    names: Mapping[Node, str]
+    writes: Mapping[str, Node]
+    plain: bool = False
+    mean_of: Node | None = None
+
+    @property
+    def gathers(self) -> dict[Node, str]:
+        """Rows of sources that it is given, with their names."""
+        found = [] if self.bound is None else gathered_by(self.bound)
+        return {n: self.names[n] for n in found}
+
+    @property
+    def reads(self) -> dict[Node, str]:
+        """Own rows that it is given."""
+        given = [n for n in self._inputs if not is_statistic(n) and n not in self.edges]
+        return {n: self.names[n] for n in given if n in self.names}
+
+    @property
+    def edges(self) -> dict[Node, str]:
+        """Inputs of edges that it is given."""
+        found = [n for n in self._inputs if n.op == "placeholder" and n.target in EDGE_INPUTS]
+        return {n: str(n.target) for n in found}
+
+    @property
+    def statistics(self) -> dict[Node, str]:
+        return {n: self.names[n] for n in self._inputs if is_statistic(n)}
+
+    @property
+    def random(self) -> bool:
+        return any(n.op == "placeholder" and n.target == "key" for n in self._inputs)
+
+    @property
+    def _inputs(self) -> list[Node]:
+        """What its nodes read and none of them makes, but for rows of sources."""
+        found: dict[Node, None] = {}
+        inside = set(self.nodes)
+        for node in self.nodes:
+            sources = own_inputs(node) if node is self.bound else node.all_input_nodes
+            found |= dict.fromkeys(n for n in sources if n not in inside)
+        handed = [n for n in self.writes.values() if n not in inside]
+        return list(found | dict.fromkeys(handed))
+
+    @property
+    def function(self) -> Callable[..., tuple[Tensor, ...]]:
+        """``function(root, block, key, *gathers, *reads, *edges, *statistics) -> writes``."""
+        graph = Graph()
+        made: dict[Any, Node] = {name: graph.placeholder(name) for name in ("block", "key")}
+        sources = {n: graph.placeholder(f"gathered_{n.name}") for n in self.gathers}
+        own = (*self.reads, *self.edges, *self.statistics)
+        made |= {n: graph.placeholder(f"own_{n.name}") for n in own}
+
+        def find(node: Node) -> Node:
+            return made[node.target if node.op == "placeholder" and node.target in made else node]
+
+        if self.mean_of is not None:
+            loops = _leaves_out_loops(self.mean_of)
+            given = (made[self.mean_of], made["block"], loops)
+            made[self.mean_of] = graph.call_function(ops.mean_of_sum, given)
+        for node in self.nodes:
+            if node is self.bound:
+                gathers = operation_of(node).gathers
+                given = {
+                    name: map_arg(value, sources.__getitem__ if name in gathers else find)
+                    for name, value in node.kwargs.items()
+                }
+                given |= {"reduce": "sum"} if self.plain else {}
+                made[node] = graph.call_function(node.target, (), given)  # pyright: ignore[reportArgumentType]
+            else:
+                made[node] = graph.node_copy(node, find)
+        graph.output(tuple(made[n] for n in self.writes.values()))
+        code = graph.python_code("self")
+        space = dict(code.globals)
+        exec(code.src, space)
+        return space["forward"]
+
+
+def _leaves_out_loops(node: Node) -> bool:
+    """Whether the in-edges that a mean counts are without loops: weighted loops count as 0."""
+    return bool(node.kwargs["skip_loops"]) and node.kwargs["weight"] is None
+
+
+def operation_of(node: Node) -> Operation:
+    return node.target.operation  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+
+
+def is_operation(node: Node, *kinds: str) -> bool:
+    return hasattr(node.target, "operation") and operation_of(node).kind in kinds
+
+
+def is_bound(node: Node) -> bool:
+    """Whether a stage begins with the node."""
+    return is_operation(node, "graph", "statistic")
+
+
+def is_statistic(node: Node) -> bool:
+    return is_operation(node, "statistic")
+
+
+def gathered_by(node: Node) -> list[Node]:
+    """The nodes that a graph operation reads as rows of sources."""
+    if not is_bound(node):
+        return []
+    found: list[Node] = []
+    for name in operation_of(node).gathers:
+        map_arg(node.kwargs[name], found.append)
+    return found
+
+
+def own_inputs(node: Node) -> list[Node]:
+    """The nodes that a graph operation reads as own rows, rows of edges or parameters."""
+    found: list[Node] = []
+    for name, value in node.kwargs.items():
+        if name not in operation_of(node).gathers:
+            map_arg(value, found.append)
+    return found
+
+
+def is_item(node: Node) -> bool:
+    return any(fact(n).kind == "mixed" for n in node.all_input_nodes)
+
+
+def rows_of(name: str, node: Node) -> Rows:
+    value = fact(node).value
+    of = "edges" if fact(node).kind == "edges" else "nodes"
+    return Rows(name=name, shape=tuple(value.shape[1:]), dtype=value.dtype, of=of)
+
+
+def suffix(ordinal: int) -> str:
+    """Nothing, a, b ... z, aa ...: for the first, second, third ... of its kind."""
+    text = ""
+    while ordinal > 0:
+        ordinal, letter = divmod(ordinal - 1, 26)
+        text = ascii_lowercase[letter] + text
+    return text
