@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tiergnn.graph.csr import Graph
+    from tiergnn.graph.partition import Partition
     from tiergnn.graph.shape import GraphShape
     from tiergnn.hardware.machine import Machine
     from tiergnn.planner.plan import Plan
@@ -32,6 +33,7 @@ def plan(
     disk: str | Path | None = None,
     machine: Machine | str | Path | None = None,
     ranks: int = 1,
+    partition: str | Path | Partition | None = None,
     strategies: Sequence[str] = (),
     storage: Sequence[str] = (),
     optimizer: str | Callable[..., Any] | torch.optim.Optimizer = "adam",
@@ -50,8 +52,11 @@ def plan(
     device_memory, host_memory: the most to hold there ("8GiB"), at most what there is. disk: the
     folder whose disk may be used; None uses none. machine: this host as measured (up to 20 s, then
     remembered), a Machine, its JSON file, or a preset ("h200", "a100x8-pcie").
-    ranks: devices that train together. strategies: only these are tried. storage: dtypes that rows
-    may have off the device ("bfloat16"), which gives up exactness. The rest as for ``train``.
+    ranks: devices that train together; of this machine any number, which then share what it has.
+    partition: a part for each of them: a Partition, the name or the path of a saved one, or a
+    method ("block", "metis", "switching", "auto"); by default one that is saved with the graph,
+    else "auto". strategies: only these are tried. storage: dtypes that rows may have off the device
+    ("bfloat16"), which gives up exactness. The rest as for ``train``.
 
     The fastest plan that fits. ``print(plan)`` shows bytes by tier and kind and predicted seconds;
     ``plan.save(path)`` keeps it. Raises PlanError where none fits, with the least that would do;
@@ -81,6 +86,7 @@ def plan(
         machine=machine,
         budgets=budgets,
         ranks=ranks,
+        parts=partition,
         storage=tuple(storage),
     )
     found = best(asked.trials(strategies))

@@ -218,6 +218,14 @@ Strategy = Annotated[
     list[str] | None,
     _machine("--strategy", help="Plan by this; may be given several times.", default="by memory"),
 ]
+Parts = Annotated[
+    str | None,
+    _machine(
+        "--partition",
+        help="A part for each rank: a saved one by name or path, block, metis, switching or auto.",
+        default="a saved one, else auto",
+    ),
+]
 Dtype = Annotated[
     str | None, _machine("--dtype", help="float32, float64 or bfloat16.", default="float32")
 ]

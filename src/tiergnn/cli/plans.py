@@ -51,6 +51,7 @@ def plan(
         typer.Option(help="h200, a100x8-pcie, ... or a file of `tiergnn machine --out`."),
     ] = None,
     ranks: Annotated[int, typer.Option(help="Devices that train together.", min=1)] = 1,
+    partition: opt.Parts = None,
     strategy: Annotated[
         list[str] | None, typer.Option(help="Try only this; may be given several times.")
     ] = None,
@@ -116,6 +117,7 @@ def plan(
             disk=disk,
         ),
         ranks=ranks,
+        parts=partition,
         storage=tuple(storage or ()),
         thorough=frontier,
     )

@@ -6,7 +6,7 @@ graph) and a workload, with a machine that is named, are planned without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,16 +14,19 @@ from typing import Any
 
 from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.csr import Graph
-from tiergnn.graph.partition import partition
+from tiergnn.graph.partition import Partition, partition
 from tiergnn.graph.published import SHAPES, published_shape
 from tiergnn.graph.shape import GraphShape, Layout, expected_layout, layout_of, shape_of
 from tiergnn.hardware.machine import Machine
 from tiergnn.hardware.presets import resolve
+from tiergnn.hardware.sharing import shared
 from tiergnn.planner.choose import Choosing
 from tiergnn.planner.models import CLASSIC, classic
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.threads import num_processors
 from tiergnn.training.options import Options
+from tiergnn.training.parting import parts_of
 from tiergnn.units import format_count
 from tiergnn.workload import Workload
 
@@ -47,19 +50,32 @@ def question(
     machine: Machine | str | Path | None = None,
     budgets: Budgets | None = None,
     ranks: int = 1,
+    hosts: int = 1,
+    parts: str | Path | Partition | None = None,
     storage: tuple[str, ...] = (),
     thorough: bool = False,
 ) -> Choosing:
-    """All that plans are chosen from, as ``api.plan`` takes it. Raises as that does."""
+    """All that plans are chosen from, as ``api.plan`` takes it. Raises as that does.
+
+    ``hosts``: as many like this one share the ranks. ``parts``: see ``parting.parts_of``.
+    """
     budgets = budgets or Budgets()
     graph = _graph(graph)
     notes: list[str] = []
     workload = _workload(graph, model, options)
-    shape = _shape(graph, options, workload)
+    split = _training_nodes(graph, options)
+    shape = _shape(graph, split, workload)
     counted = None
-    if isinstance(graph, Graph):
+    if isinstance(graph, Graph) and ranks > 1:
+        layout = layout_of(parts_of(graph, ranks, parts), graph, split)
+        counted = _only(layout)
+    elif parts is not None:
+        raise ConfigError(
+            "a partition is for several ranks on a graph that is here", hint="ranks=N (--ranks)"
+        )
+    elif isinstance(graph, Graph):
         counted = _counted(graph, shape, notes)
-    found = _machine(machine, options, budgets, ranks)
+    found = _machine(machine, options, budgets, (ranks, hosts), notes)
     if found.num_devices * found.num_hosts < ranks:
         raise PlanError(
             f"{ranks} ranks need as many devices, {found.name} has "
@@ -149,14 +165,18 @@ def _workload(graph: Graph | GraphShape, model: Any, options: Options) -> Worklo
     )
 
 
-def _shape(graph: Graph | GraphShape, options: Options, workload: Workload) -> GraphShape:
+def _training_nodes(graph: Graph | GraphShape, options: Options) -> Any:
+    """The nodes that make the loss: their ids, or the split that has them."""
+    if isinstance(graph, GraphShape) or graph.y is None:
+        return "train"
+    from tiergnn.training.splits import choose_splits
+
+    return choose_splits(graph, options.split, options.seed)["train"]
+
+
+def _shape(graph: Graph | GraphShape, split: Any, workload: Workload) -> GraphShape:
     if isinstance(graph, GraphShape):
         return graph
-    split: Any = "train"
-    if graph.y is not None:
-        from tiergnn.training.splits import choose_splits
-
-        split = choose_splits(graph, options.split, options.seed)["train"]
     shape = shape_of(graph, split)
     if "x" not in workload.inputs:
         return shape
@@ -165,6 +185,20 @@ def _shape(graph: Graph | GraphShape, options: Options, workload: Workload) -> G
         return shape
     # Made features: as wide and as stored as the model reads them.
     return replace(shape, num_features=features.width, feature_dtype=features.dtype)
+
+
+def _only(layout: Layout) -> Callable[[int], Layout]:
+    """The parts that the ranks have, whatever a strategy of one device would ask for."""
+
+    def count(num_parts: int) -> Layout:
+        if num_parts != layout.num_parts:
+            raise PlanError(
+                f"the graph is in {layout.num_parts} parts, one a rank, wanted {num_parts}",
+                hint="a strategy of several ranks, or ranks=1",
+            )
+        return layout
+
+    return count
 
 
 def _counted(graph: Graph, shape: GraphShape, notes: list[str]) -> Any:
@@ -185,8 +219,13 @@ def _counted(graph: Graph, shape: GraphShape, notes: list[str]) -> Any:
 
 
 def _machine(
-    machine: Machine | str | Path | None, options: Options, budgets: Budgets, ranks: int
+    machine: Machine | str | Path | None,
+    options: Options,
+    budgets: Budgets,
+    ranks: tuple[int, int],
+    notes: list[str],
 ) -> Machine:
+    """``ranks``: how many, on how many hosts. This host has a place for any number of them."""
     if machine is None:
         from tiergnn.hardware.measure import measure
         from tiergnn.training.assemble import pick_device
@@ -195,8 +234,11 @@ def _machine(
         found = measure(budgets.disk or ".", device=kind)
         if budgets.disk is None:
             found = replace(found, disk=None)
-        if kind == "cpu" and ranks > found.num_devices:
-            found = replace(found, num_devices=ranks)
+        found, assumed = shared(found, ranks[0], num_hosts=ranks[1])
+        notes.extend(assumed)
+        each = -(-ranks[0] // ranks[1])
+        if kind == "cpu" and each > num_processors():
+            notes.append(f"{each} ranks take turns on {num_processors()} processors: use fewer")
     else:
         found = machine if isinstance(machine, Machine) else resolve(machine)
     return found.with_budgets(device_bytes=budgets.device_bytes, host_bytes=budgets.host_bytes)
