@@ -50,7 +50,12 @@ class StoreError(TiergnnError, OSError):
 
 
 class RankError(TiergnnError, RuntimeError):
-    """A rank that died, hung, raised or did not match the others: the job is over on all ranks."""
+    """A rank that died, hung, raised or did not match the others: the job is over on all ranks.
+
+    ``kind``: the name of the error of ours that it raised; empty for anything else.
+    """
+
+    kind: str = ""
 
 
 class Interrupted(KeyboardInterrupt):

@@ -93,6 +93,45 @@ def _sleeps(t) -> None:
     t.barrier(tag="BARRIER s1")
 
 
+def test_errors_of_ours_keep_their_kind():
+    with pytest.raises(RankError, match=r"rank \d raised ConfigError: unknown channel") as caught:
+        launch(_asks_for_nonsense, 2, transport="virtual")
+    assert caught.value.kind == "ConfigError"
+    with pytest.raises(RankError) as caught:
+        launch(_sleeps, 2, transport="virtual", timeout_s=2.0)
+    assert caught.value.kind == ""
+
+
+def _asks_for_nonsense(t) -> None:
+    t.barrier(channel="none")
+
+
+def test_a_look_that_raises_ends_the_job(tmp_path):
+    """As a callback of the user's may; nothing of the job is left."""
+    looks = []
+
+    def look() -> None:
+        looks.append(len(os.listdir(tmp_path)))
+        if looks[-1] == 2:
+            raise LookupError("seen enough")
+
+    for transport, context in (("virtual", None), ("shared", FORKSERVER)):
+        for path in tmp_path.iterdir():
+            path.unlink()
+        with pytest.raises(LookupError, match="seen enough"):
+            launch(_waits, 2, (str(tmp_path),), transport=transport, context=context, look=look)
+        pids = {int(path.read_text()) for path in tmp_path.iterdir()} - {os.getpid()}
+        assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def _waits(t, pids: str) -> None:
+    Path(pids, f"{t.rank}.new").write_text(str(os.getpid()))
+    Path(pids, f"{t.rank}.new").rename(Path(pids, str(t.rank)))
+    while True:
+        t.barrier()
+        time.sleep(0.05)
+
+
 def test_a_wrong_size_is_named():
     for debug in (False, True):
         with pytest.raises(RankError) as caught:

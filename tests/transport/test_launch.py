@@ -110,6 +110,23 @@ def test_memory_of_no_file():
     assert job == 0
 
 
+def test_a_script_without_a_guard_is_told_of_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from tiergnn.transport.launch import launch\n"
+        "from tests.transport.jobs import wrong_name\n"
+        "launch(wrong_name, 2, transport='shared')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-3:]
+    assert last[0].endswith("ended with exit code 1")
+    assert "if __name__ == '__main__'" in last[2]
+
+
 def test_nonsense_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="at least 1 rank"):
         launch(jobs.wrong_name, 0)

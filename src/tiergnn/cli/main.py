@@ -56,9 +56,9 @@ def _root(
 
     Start with: tiergnn demo
 
-    Exit codes: 0 done, 2 bad input, 3 a file or folder that cannot be used, 130 stopped by Ctrl-C
-    after a checkpoint, 1 anything else. TIERGNN_DEBUG=1 adds tracebacks, TIERGNN_LOG=INFO what is
-    chosen on the way.
+    Exit codes: 0 done, 2 bad input, 3 a file or folder that cannot be used, 4 one of several
+    ranks died or hung, 130 stopped by Ctrl-C after a checkpoint, 1 anything else. TIERGNN_DEBUG=1
+    adds tracebacks, TIERGNN_LOG=INFO what is chosen on the way.
     """
     level = os.environ.get("TIERGNN_LOG", "WARNING").upper()
     logging.basicConfig(format="%(message)s", level=level)

@@ -17,11 +17,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from tiergnn.errors import Interrupted, StoreError, TiergnnError
+from tiergnn.errors import Interrupted, RankError, StoreError, TiergnnError
 
 EXIT_UNEXPECTED = 1
 EXIT_INPUT = 2  # also what the parser of the command line uses
 EXIT_STORE = 3
+EXIT_RANK = 4
 EXIT_INTERRUPTED = 130  # 128 and the number of the signal, as shells have it
 
 
@@ -58,6 +59,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
         except TiergnnError as error:
             code = EXIT_STORE if isinstance(error, StoreError) else EXIT_INPUT
+            code = EXIT_RANK if isinstance(error, RankError) else code
             _fail(f"{error}{_flags(error.hint or '', command)}", code)
         except Interrupted as stop:
             _fail(str(stop), 128 + stop.signum)

@@ -19,6 +19,7 @@ class Failure:
     action: str
     cause: str
     hint: str = ""
+    kind: str = ""  # of errors, where it is one of ours
 
     def to_json(self) -> str:
         short = {k: v[:_MOST_CHARS] if isinstance(v, str) else v for k, v in asdict(self).items()}
@@ -29,8 +30,10 @@ class Failure:
         return cls(**json.loads(text))
 
     def error(self) -> RankError:
-        return RankError(
+        error = RankError(
             f"rank {self.rank} {self.cause}",
             culprit=self.action or "no action yet",
             hint=self.hint or None,
         )
+        error.kind = self.kind
+        return error

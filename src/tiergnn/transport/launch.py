@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
@@ -36,6 +36,7 @@ from tiergnn.transport.virtual import Virtual, World
 from tiergnn.transport.waiting import LEAVE_FRAC, TERM_FRAC, told
 
 _LOOK_S = 0.1
+_GUARD = "the call under `if __name__ == '__main__':`"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -50,6 +51,7 @@ def launch(
     debug: bool = False,
     channels: tuple[str, ...] = CHANNELS,
     context: BaseContext | None = None,
+    look: Callable[[], None] = lambda: None,
 ) -> int:
     """Run ``target(transport, *args)`` as ``num_ranks`` ranks, each a process (threads: "virtual").
 
@@ -58,12 +60,17 @@ def launch(
     it, ``timeout_s`` after others began to wait for the one that failed. ``target`` must be
     importable. Raises ConfigError where the transport that was asked for cannot work.
     ``context``: of multiprocessing, "spawn" unless another that forks no process in use.
+    ``look`` is called ten times a second, and once at the end; what it raises ends the job.
     """
     if num_ranks < 1:
         raise ConfigError(f"wanted at least 1 rank, had {num_ranks}")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "a script that starts ranks is run again by each of them, up to this call", hint=_GUARD
+        )
     choice = pick(probe(num_ranks, on_gpu=on_gpu), transport)
     if choice.name == "virtual":
-        return _in_threads(target, num_ranks, args, choice, timeout_s, debug, channels)
+        return _in_threads(target, num_ranks, args, choice, timeout_s, debug, channels, look)
     segment = Segment(board_bytes(num_ranks, len(channels)))
     board = Board.on(segment, num_ranks, channels)
     board.join(num_ranks)
@@ -82,7 +89,7 @@ def launch(
         launched=True,
     )
     try:
-        return _Job(place, board, target, args, context).run()
+        return _Job(place, board, target, args, context, look).run()
     finally:
         segment.close()
 
@@ -103,8 +110,9 @@ class _Job:
         target: Target,
         args: Sequence[Any],
         context: BaseContext | None,
+        look: Callable[[], None],
     ) -> None:
-        self._place, self._board = place, board
+        self._place, self._board, self._look = place, board, look
         start: Any = context or multiprocessing.get_context("spawn")
         self._processes = [
             start.Process(
@@ -125,6 +133,7 @@ class _Job:
                 self._watch()
             finally:
                 self._kill()
+        self._look()
         codes = [process.exitcode for process in self._processes]
         if self._signum is not None and any(codes):
             return 128 + self._signum
@@ -139,6 +148,7 @@ class _Job:
         asked = False
         while alive := [process for process in self._processes if process.is_alive()]:
             wait([process.sentinel for process in alive], _LOOK_S)
+            self._look()
             now, timeout_s = time.monotonic(), self._place.timeout_s
             if self._unsent:
                 self._unsent = False
@@ -160,7 +170,9 @@ class _Job:
         for rank, process in enumerate(self._processes):
             if process.exitcode and self._board.failure() is None:
                 cause, hint = _how(process.exitcode)
-                last = self._board.action_of(rank) or "start"
+                last = self._board.action_of(rank)
+                if not last and process.exitcode > 0:
+                    last, hint = "start", f"what it printed; of a script, {_GUARD}"
                 by = self._place.size
                 self._board.fail(Failure(rank=rank, by=by, action=last, cause=cause, hint=hint))
 
@@ -239,6 +251,7 @@ def _in_threads(
     timeout_s: float,
     debug: bool,
     channels: tuple[str, ...],
+    look: Callable[[], None],
 ) -> int:
     world = World(num_ranks, channels)
 
@@ -262,7 +275,8 @@ def _in_threads(
         ]
         for thread in threads:
             thread.start()
-        _join(threads, world.board, timeout_s)
+        _join(threads, world.board, timeout_s, look)
+    look()
     failure = world.board.failure()
     if failure is not None:
         raise failure.error()
@@ -272,25 +286,31 @@ def _in_threads(
 def _failed(board: Board, rank: int, error: BaseException) -> None:
     if isinstance(error, RankError):
         return  # told already
-    cause, hint = told(error)
+    cause, hint, kind = told(error)
     action = board.action_of(rank)
-    board.fail(Failure(rank=rank, by=rank, action=action, cause=cause, hint=hint))
+    board.fail(Failure(rank=rank, by=rank, action=action, cause=cause, hint=hint, kind=kind))
     if os.environ.get("TIERGNN_DEBUG"):
         sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _join(threads: Sequence[threading.Thread], board: Board, timeout_s: float) -> None:
+def _join(
+    threads: Sequence[threading.Thread],
+    board: Board,
+    timeout_s: float,
+    look: Callable[[], None],
+) -> None:
     """Until all have ended, or after a failure the rest of the time."""
     try:
         failed_at = None
         while any(thread.is_alive() for thread in threads):
             for thread in threads:
                 thread.join(_LOOK_S / len(threads))
+            look()
             if failed_at is None and board.failure() is not None:
                 failed_at = time.monotonic()
             if failed_at and time.monotonic() - failed_at > timeout_s * (LEAVE_FRAC + TERM_FRAC):
                 return
-    except KeyboardInterrupt:
+    except BaseException:  # Ctrl-C, or of ``look``
         launcher = board.num_ranks
         board.fail(Failure(rank=0, by=launcher, action=board.action_of(0), cause="was interrupted"))
         raise

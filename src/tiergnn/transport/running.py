@@ -62,9 +62,9 @@ def _ended(place: Place, watch: Watch, error: BaseException) -> int:
     if isinstance(error, SystemExit):
         if error.code in (None, 0):
             return 0
-        cause, hint = f"ended with {error.code!r}", ""
+        cause, hint, kind = f"ended with {error.code!r}", "", ""
     else:
-        cause, hint = told(error)
+        cause, hint, kind = told(error)
     if os.environ.get("TIERGNN_DEBUG"):
         traceback.print_exception(error)
     watch.fail(
@@ -74,6 +74,7 @@ def _ended(place: Place, watch: Watch, error: BaseException) -> int:
             action=watch.action_of(place.rank),
             cause=cause,
             hint=hint,
+            kind=kind,
         )
     )
     return EXIT_FAILED

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+from tiergnn.errors import TiergnnError
 from tiergnn.transport.failure import Failure
 
 # Of the time in which a job with a failed rank ends on all ranks: until a rank that others wait for
@@ -93,9 +94,9 @@ class Waiting:
         raise (first or failure).error() from None
 
 
-def told(error: BaseException) -> tuple[str, str]:
-    """Cause and hint of an exception, for a failure."""
-    problem, hint = getattr(error, "problem", None), getattr(error, "hint", None)
-    if isinstance(problem, str):
-        return f"raised {type(error).__name__}: {problem}", hint or ""
-    return f"raised {type(error).__name__}: {error}", ""
+def told(error: BaseException) -> tuple[str, str, str]:
+    """Cause, hint and kind of an exception, for a failure."""
+    name = type(error).__name__
+    if isinstance(error, TiergnnError):
+        return f"raised {name}: {error.problem}", error.hint or "", name
+    return f"raised {name}: {error}", "", ""
