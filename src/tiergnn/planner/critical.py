@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tiergnn.schedule.actions import Op
 from tiergnn.schedule.meeting import meetings
-from tiergnn.schedule.order import order_of, waits
+from tiergnn.schedule.order import waits
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 
@@ -64,7 +64,7 @@ class _Trace:
         self.needs = [[j for k in groups.get(i, (i,)) for j in own[k]] for i in range(len(own))]
         spans = {span.index: span for span in timeline.spans}
         self.start, self.end = [0.0] * len(own), [0.0] * len(own)
-        self.walk = order_of(schedule).walk
+        self.walk = schedule.order.walk
         for i in self.walk:
             if i in spans:
                 self.start[i], self.end[i] = spans[i].start_s, spans[i].end_s

@@ -17,7 +17,7 @@ from tiergnn.hardware.machine import OPPOSITE, Link, Machine
 from tiergnn.planner.cost import Costs, LinkUse
 from tiergnn.schedule.actions import Action, Op
 from tiergnn.schedule.meeting import meetings
-from tiergnn.schedule.order import order_of, waits
+from tiergnn.schedule.order import waits
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Span, Timeline
 
@@ -96,7 +96,7 @@ class _Clock:
             elif wire.version == number:
                 self._leave(wire, now)
         if self.finished < len(self.schedule.actions):
-            order_of(self.schedule)  # raises: names the circle
+            _ = self.schedule.order  # raises: names the circle
             raise AssertionError("actions in order that never ran")
 
     def _arrive(self, i: int, now: float) -> None:

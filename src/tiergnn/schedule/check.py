@@ -13,7 +13,6 @@ from tiergnn.hardware.machine import Machine, Tier
 from tiergnn.schedule.capacity import Fullest, Place, Tables
 from tiergnn.schedule.fault import fault
 from tiergnn.schedule.names import check_names
-from tiergnn.schedule.order import order_of
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.walk import Walk
 from tiergnn.units import format_bytes
@@ -27,7 +26,7 @@ def check(schedule: Schedule, machine: Machine) -> None:
     share a tier, are not ordered, their largest balances count as if they fell together.
     """
     check_names(schedule, machine)
-    order = order_of(schedule)
+    order = schedule.order
     Walk(schedule, order).run()
     _check_capacity(schedule, machine, Tables(schedule, order))
 
@@ -37,7 +36,7 @@ def peaks(schedule: Schedule) -> dict[Place, tuple[int, dict[str, int]]]:
 
     Of a schedule that ``check`` accepts; raises PlanError for one whose order has a circle.
     """
-    tables = Tables(schedule, order_of(schedule))
+    tables = Tables(schedule, schedule.order)
     found = {place: tables.fullest([place]) for place in tables.places}
     return {place: (full.num_bytes, full.kinds) for place, full in found.items()}
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiergnn.errors import PlanError
 from tiergnn.schedule.actions import TOGETHER, Action, Buffer, Lane, Op, Work, tag_of
 from tiergnn.schedule.contents import Content
+
+if TYPE_CHECKING:
+    from tiergnn.schedule.order import Order
 
 HEAD = "tiergnn schedule 1"
 HERE = "<-- here"
@@ -35,6 +38,13 @@ class Schedule:
     def buffer_of(self) -> dict[str, Buffer]:
         """name -> buffer."""
         return {buffer.name: buffer for buffer in self.buffers}
+
+    @cached_property
+    def order(self) -> Order:
+        """Which actions happen before which, worked out once. Raises as ``order.order_of``."""
+        from tiergnn.schedule.order import order_of  # which is of schedules
+
+        return order_of(self)
 
     def __str__(self) -> str:
         return self.text()

@@ -16,7 +16,7 @@ from functools import partial
 
 from tiergnn.errors import PlanError
 from tiergnn.graph.shape import GraphShape, Layout
-from tiergnn.hardware.machine import Machine
+from tiergnn.hardware.machine import TIERS, Machine
 from tiergnn.planner.strategies.columns import Columns, like
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.fitting import fitted
@@ -51,10 +51,10 @@ def write(
         return draft.finish()
 
     # A slice on the device is none in host memory, so only the device can be too small for none.
-    device, schedule = _most(
-        written(0, 0), lambda n: written(n, 0), knobs.slices, machine, "device"
-    )
-    if knobs.tier == "disk" and device < knobs.slices:
+    least = written(0, 0)
+    device, schedule = _most(least, lambda n: written(n, 0), knobs.slices, machine, "device")
+    fits = _held(schedule, "device") <= machine.tier("device").available_bytes
+    if knobs.tier == "disk" and fits and device < knobs.slices:
         left = knobs.slices - device
         _, schedule = _most(schedule, lambda n: written(device, n), left, machine, "host")
     return fitted(schedule, machine)
@@ -67,9 +67,12 @@ def _most(
     schedule; found in few writings, since each slice takes about as much. None fits: ``least``.
     """
     room = machine.tier(tier).available_bytes
-    low, schedule, held, high, guess = 0, least, _held(least, tier), limit + 1, limit
-    if held > room:
+    low, schedule, held, high = 0, least, _held(least, tier), limit + 1
+    farther = TIERS[TIERS.index(tier) + 1 :]
+    far = sum(_held(least, other) for other in farther)  # in slices that come nearer
+    if held > room or 2 * (room - held) * limit < far:
         return 0, least
+    guess = min(limit, max(1, (room - held) * limit // max(1, far)))
     for _ in range(_TRIES):
         if not low < guess < high:
             break
