@@ -9,8 +9,12 @@ pytest.importorskip("triton")
 
 from tests.kernels.ahead import compiled_ahead
 from tests.kernels.blocks import ragged, rand
+from tests.kernels.epilogues import CASES
 from tiergnn.kernels.aggregate import gpu, gpu_kernels
 from tiergnn.kernels.dropout import gpu as dropout_gpu
+from tiergnn.kernels.dropout import threshold
+from tiergnn.kernels.epilogue import gpu as epilogue_gpu
+from tiergnn.kernels.epilogue.reference import Options, Terms
 from tiergnn.kernels.gather import gpu as gather_gpu
 from tiergnn.kernels.tasks import MOST
 
@@ -59,6 +63,35 @@ def test_dropout(arch):
             for gid in (None, torch.arange(9)):
                 dropout_gpu.dropout(x, gid, 2**31, 2.0, 5, 2**32 - 1, 3)
     assert len(found["dropout_kernel"]) == 4
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_epilogue(arch):
+    """And back; wide rows are read and written 16 bytes at a time."""
+    cases = [CASES[at] for at in (4, 7, 9, 12)]
+    with compiled_ahead(arch) as found:
+        for case, dtype in zip(
+            cases, (torch.float32, torch.float64, torch.bfloat16, torch.float16), strict=True
+        ):
+            numbers = torch.float64 if dtype == torch.float64 else torch.float32
+            given = {n: t.to(numbers) for n, t in case.terms(9, 256).items() if n != "gid"}
+            given = {n: t if t.dim() == 1 or n == "other" else t[:, 0] for n, t in given.items()}
+            terms = Terms(**{name: given.get(name) for name in Terms._fields})
+            if terms.other is not None:
+                terms = terms._replace(other=terms.other.to(dtype))
+            if case.with_gid:
+                terms = terms._replace(gid=torch.arange(9))
+            kept = threshold(case.p)
+            options = Options(case.act, case.slope, kept, 1 / (1 - case.p), 5, 2**32 - 1, 3)
+            x = rand(9, 256).to(dtype)
+            epilogue_gpu.epilogue(x, terms, options)
+            epilogue_gpu.epilogue_grad(x, x, x, terms, options, (True, True))
+            epilogue_gpu.epilogue_grad(x, x, None, terms, options, (True, False))
+    assert len(found["epilogue_kernel"]) == len(cases)
+    assert len(found["epilogue_grad_kernel"]) == 2 * len(cases)
+    for text in (found["epilogue_kernel"][0], found["epilogue_grad_kernel"][0]):
+        assert "ld.global.v4.b32" in text
+        assert "st.global.v4.b32" in text
 
 
 @pytest.mark.parametrize("arch", ARCHS)

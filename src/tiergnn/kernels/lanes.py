@@ -139,6 +139,27 @@ def scale(typing_context, a, factor):
 
 
 @operation
+def subtract(typing_context, a, b):
+    """a - b, lane by lane."""
+
+    def emit(context, builder, signature, args):
+        return builder.fsub(*args)
+
+    return a(a, b), emit
+
+
+@operation
+def where_above(typing_context, value, a, b):
+    """a where value is above 0, else b."""
+
+    def emit(context, builder, signature, args):
+        above = builder.fcmp_ordered(">", args[0], full_of(0.0, args[0].type))
+        return builder.select(above, args[1], args[2])
+
+    return a(value, a, b), emit
+
+
+@operation
 def total(typing_context, a):
     """The sum of all lanes, by halves: the same tree on every machine."""
     kind = types.float64 if a.dtype == "float64" else types.float32

@@ -27,7 +27,7 @@ _NOTHING = 2**32  # the threshold that keeps nothing
 
 
 @operation
-def _words(typing_context, tile, row, quad, key, site):
+def draw(typing_context, tile, row, quad, key, site):
     """The word of every column of a piece that starts at column 4 * quad, as lanes of int32.
 
     key holds word 0 in its low half and word 1 in its high half.
@@ -76,7 +76,7 @@ def _join(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 @operation
-def _where_kept(typing_context, words, threshold, lanes):
+def where_kept(typing_context, words, threshold, lanes):
     """Lanes whose word is at least the threshold; 0 elsewhere."""
 
     def emit(context, builder, signature, args):
@@ -93,9 +93,9 @@ def _dropout_kernel(
 ):
     """Rows first..last-1 of one piece of the columns."""
     for row in range(first, last):
-        words = _words(tile, row if gid is None else gid[row], quad, key, site)
+        words = draw(tile, row if gid is None else gid[row], quad, key, site)
         value = scale(load(tile, x + x_stride * row, count), factor)
-        store(tile, out + out_stride * row, count, _where_kept(words, threshold, value))
+        store(tile, out + out_stride * row, count, where_kept(words, threshold, value))
 
 
 def dropout(
