@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -121,6 +123,35 @@ def test_oracle(name, dtype, kind, graph):
                 got = run(name, op, block, tensors, dtype, **options)
                 want = run("reference", op, block, tensors, torch.float64, **options)
                 assert_near(got, want, *bounds)
+
+
+def of_heads(tensors: dict[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
+    """The tensors of a slice of heads; those without heads as they are."""
+    places = {"edge_attr_ED": None, "att_KF": 0, "edge_weight_DKF": 1}
+    return {
+        k: t if (dim := places.get(k, 1)) is None else t.narrow(dim, first, last - first)
+        for k, t in tensors.items()
+    }
+
+
+def check_slices_of_heads(name: str, kind: str, block: Block, heads: int, cuts: list[int]) -> None:
+    """A slice of heads draws the words of its heads, and gives their columns of the whole."""
+    op, make = OPS[kind]
+    tensors = make(block, heads, 3, edges=True)
+    options = {"p": 0.5, "key": KEY, "site": 2}
+    want = run("reference", op, block, tensors, torch.float64, **options)[0]
+    for first, last in pairwise(cuts):
+        sliced = of_heads(tensors, first, last)
+        got = run(name, op, block, sliced, torch.float64, head=first, **options)
+        assert_near(got[:1], [want[:, first:last]], 1e-10, 1e-9)
+        again = run("reference", op, block, sliced, torch.float64, head=first, **options)
+        assert_near(got, again, 1e-10, 1e-9)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", OPS)
+def test_slices_of_heads(name, kind):
+    check_slices_of_heads(name, kind, Block.from_graph(rmat(40, 200, seed=3)), 9, [0, 1, 4, 6, 9])
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -14,6 +14,7 @@ from tests.kernels.test_attention import (
     OPS,
     SHAPES,
     assert_near,
+    check_slices_of_heads,
     gat_inputs,
     infinite_logits,
     largest_tensor,
@@ -69,6 +70,13 @@ def test_every_way(kind, self_loop, edges, p):
     block = Block.from_graph(rmat(11, 50, seed=7))
     options = {"self_loop": self_loop, "p": p, "key": KEY, "site": 2}
     check(kind, block, 3, 5, torch.float32, edges, **options)
+
+
+@pytest.mark.parametrize("kind", OPS)
+@pytest.mark.parametrize("cuts", [[1, 3], [4, 8]], ids=str)
+def test_slices_of_heads(kind, cuts):
+    block = Block.from_graph(rmat(9, 40, seed=5))
+    check_slices_of_heads("gpu", kind, block.to(DEVICE), 8, cuts)
 
 
 @pytest.mark.parametrize("kind", OPS)

@@ -31,6 +31,7 @@ def gat_attention(
     p: float = 0.0,
     key: Key | None = None,
     site: int = 0,
+    head: int = 0,
     self_loop: bool = True,
 ) -> Tensor:
     """out[i,k] = sum over in-edges (j, i) of alpha[i,j,k] * h[j,k], [P, K, F] in the dtype of h.
@@ -38,6 +39,7 @@ def gat_attention(
     alpha[i,:,k] is the softmax over the in-edges of i of leaky_relu(score_src[j,k] + score_dst[i,k]
     + score_edge[edge,k]) (Velickovic et al., ICLR 2018), dropped out with probability p by the
     edge's ``eid`` and the head under ``key`` and ``site``. A row without edges gets exactly 0.
+    ``head`` is the number of the first head here among those of the layer, by which it is dropped.
 
     self_loop: every destination attends to itself once. Stored self-loops are then ignored, and the
     virtual one scores ``score_loop`` (None: the mean of the row's other edges' ``score_edge``, as
@@ -46,7 +48,7 @@ def gat_attention(
     Sums in float32 (float64 for float64 rows), in a fixed order. Differentiable once, in every
     tensor. Raises ConfigError for shapes, dtypes, devices or options that do not fit.
     """
-    options = _options(block, negative_slope, p, key, site, self_loop)
+    options = _options(block, negative_slope, p, key, site, head, self_loop)
     num_heads = _check_rows(block, h_SKF, "h")
     wide = torch.float64 if h_SKF.dtype == torch.float64 else torch.float32
     _check("score_src", score_src_SK, block, (block.num_src, num_heads))
@@ -76,6 +78,7 @@ def gatv2_attention(
     p: float = 0.0,
     key: Key | None = None,
     site: int = 0,
+    head: int = 0,
     self_loop: bool = True,
 ) -> Tensor:
     """out[i,k] = sum over in-edges (j, i) of alpha[i,j,k] * x_src[j,k], [P, K, F].
@@ -86,7 +89,7 @@ def gatv2_attention(
     features of the virtual self-loops (None: the mean of the row's other edges' features).
     Everything else is as in ``gat_attention``.
     """
-    options = _options(block, negative_slope, p, key, site, self_loop)
+    options = _options(block, negative_slope, p, key, site, head, self_loop)
     num_heads = _check_rows(block, x_src_SKF, "x_src")
     wide = torch.float64 if x_src_SKF.dtype == torch.float64 else torch.float32
     width = x_src_SKF.shape[2]
@@ -121,11 +124,17 @@ def edge_mean(block: Block, value_ED: Tensor) -> Tensor:
 
 
 def _options(
-    block: Block, slope: float, p: float, key: Key | None, site: int, self_loop: bool
+    block: Block,
+    slope: float,
+    p: float,
+    key: Key | None,
+    site: int,
+    head: int,
+    self_loop: bool,
 ) -> Options:
     if threshold(p) and key is None:
         raise ConfigError("attention dropout needs a key", hint="dropout.step_key(seed, step)")
-    return Options(slope, self_loop, threshold(p), scale(p), *(key or (0, 0)), site)
+    return Options(slope, self_loop, threshold(p), scale(p), *(key or (0, 0)), site, head)
 
 
 def _edge_rows(

@@ -144,12 +144,13 @@ def keep_factors(n, heads, row, rows, options, tile):
             tile.row_id[t] = rows.eid[edge] if rows.has_eid else edge
     scale = number(tile.factor, options.scale)
     zero = number(tile.factor, 0)
-    for quad in range((heads + 3) // 4):
+    first, last = options.head, options.head + heads
+    for quad in range(first // 4, (last + 3) // 4):
         quad_words(tile.row_id, n, quad, options.key0, options.key1, options.site, tile.words)
-        for j in range(min(4, heads - 4 * quad)):
+        for head in range(max(first, 4 * quad), min(last, 4 * quad + 4)):
             for t in range(n):
-                kept = tile.words[4 * t + j] >= options.threshold
-                tile.factor[t * heads + 4 * quad + j] = scale if kept else zero
+                kept = tile.words[4 * t + head - 4 * quad] >= options.threshold
+                tile.factor[t * heads + head - first] = scale if kept else zero
 
 
 @njit(cache=True, nogil=True)

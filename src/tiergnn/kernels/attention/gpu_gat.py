@@ -82,6 +82,7 @@ def forward_kernel(
     F: tl.constexpr,
     SLOPE: tl.constexpr,
     SCALE: tl.constexpr,
+    SHIFT: tl.constexpr,
     DROPOUT: tl.constexpr,
     SELF_LOOP: tl.constexpr,
     TRAIN: tl.constexpr,
@@ -114,7 +115,7 @@ def forward_kernel(
         if DROPOUT:
             loop_row_id = loop_ids(rows, begins, gid, num_graph_edges)
             loop_factor = keep_factors(
-                loop_row_id, first_head, key, threshold, site, SCALE, HEADS, SUM
+                loop_row_id, first_head, key, threshold, site, SCALE, SHIFT, HEADS, SUM
             )
         loop_tile = load_rows(h, rows, begins, column, within, K * F, SUM, HEADS)
         best, total, acc, steep_total, steep_acc = absorb(
@@ -146,7 +147,9 @@ def forward_kernel(
         factor = logit
         if DROPOUT:
             row_id = edge_ids(at + i, live, eid)
-            factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, HEADS, SUM)
+            factor = keep_factors(
+                row_id, first_head, key, threshold, site, SCALE, SHIFT, HEADS, SUM
+            )
         best, total, acc, steep_total, steep_acc = absorb(
             logit, rises, factor, tile, best, total, acc, steep_total, steep_acc, DROPOUT, TRAIN
         )
@@ -210,6 +213,7 @@ def _edge_grads(
     F: tl.constexpr,
     SLOPE: tl.constexpr,
     SCALE: tl.constexpr,
+    SHIFT: tl.constexpr,
     DROPOUT: tl.constexpr,
     SUM: tl.constexpr,
     HEADS: tl.constexpr,
@@ -226,7 +230,7 @@ def _edge_grads(
     )
     weight = alpha
     if DROPOUT:
-        factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, HEADS, SUM)
+        factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, SHIFT, HEADS, SUM)
         weight *= factor
         inner *= factor
     inner -= load_heads(stats + 2 * K, far, live, head, in_head, 4 * K)
@@ -267,6 +271,7 @@ def backward_kernel(
     F: tl.constexpr,
     SLOPE: tl.constexpr,
     SCALE: tl.constexpr,
+    SHIFT: tl.constexpr,
     DROPOUT: tl.constexpr,
     SELF_LOOP: tl.constexpr,
     SUM: tl.constexpr,
@@ -327,6 +332,7 @@ def backward_kernel(
             F,
             SLOPE,
             SCALE,
+            SHIFT,
             DROPOUT,
             SUM,
             HEADS,
@@ -373,6 +379,7 @@ def backward_kernel(
             F,
             SLOPE,
             SCALE,
+            SHIFT,
             DROPOUT,
             SUM,
             HEADS,

@@ -127,6 +127,7 @@ def forward_kernel(
     D: tl.constexpr,
     SLOPE: tl.constexpr,
     SCALE: tl.constexpr,
+    SHIFT: tl.constexpr,
     DROPOUT: tl.constexpr,
     SELF_LOOP: tl.constexpr,
     SUM: tl.constexpr,
@@ -158,7 +159,7 @@ def forward_kernel(
         if DROPOUT:
             loop_row_id = loop_ids(rows, begins, gid, num_graph_edges)
             loop_factor = keep_factors(
-                loop_row_id, first_head, key, threshold, site, SCALE, HEADS, SUM
+                loop_row_id, first_head, key, threshold, site, SCALE, SHIFT, HEADS, SUM
             )
         best, total, acc, _steep_total, _steep_acc = absorb(
             loop_logit, here, loop_factor, loop_there, best, total, acc, total, acc, DROPOUT, False
@@ -180,7 +181,9 @@ def forward_kernel(
         factor = logit
         if DROPOUT:
             row_id = edge_ids(at + i, live, eid)
-            factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, HEADS, SUM)
+            factor = keep_factors(
+                row_id, first_head, key, threshold, site, SCALE, SHIFT, HEADS, SUM
+            )
         best, total, acc, _steep_total, _steep_acc = absorb(
             logit, live, factor, there, best, total, acc, total, acc, DROPOUT, False
         )

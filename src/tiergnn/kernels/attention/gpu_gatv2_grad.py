@@ -51,6 +51,7 @@ def _coefficients(
     site,
     K: tl.constexpr,
     SCALE: tl.constexpr,
+    SHIFT: tl.constexpr,
     DROPOUT: tl.constexpr,
     SUM: tl.constexpr,
     HEADS: tl.constexpr,
@@ -61,7 +62,7 @@ def _coefficients(
     alpha = tl.where(live[:, :, :, None], tl.exp(logit - best) * inverse, 0.0)
     weight = alpha
     if DROPOUT:
-        factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, HEADS, SUM)
+        factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, SHIFT, HEADS, SUM)
         weight *= factor
         inner *= factor
     return weight, alpha * (
@@ -102,6 +103,7 @@ def source_kernel(
     D: tl.constexpr,
     SLOPE: tl.constexpr,
     SCALE: tl.constexpr,
+    SHIFT: tl.constexpr,
     DROPOUT: tl.constexpr,
     SELF_LOOP: tl.constexpr,
     SUM: tl.constexpr,
@@ -146,7 +148,7 @@ def source_kernel(
             row_id = edge_ids(spot, live, eid)
         value, bent = _coefficients(
             logit, inner, stats, far, live, live, row_id, first_head, head, in_head,
-            key, threshold, site, K, SCALE, DROPOUT, SUM, HEADS,
+            key, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
         )  # fmt: skip
         tile = value[:, :, :, :, None] * tile
         tile += bent[:, :, :, :, None] * factor * leaky_slope(pre, SLOPE)
@@ -170,7 +172,7 @@ def source_kernel(
             row_id = loop_ids(rows, live, gid, num_graph_edges)
         value, bent = _coefficients(
             logit, inner, stats, rows, live, live, row_id, first_head, head, in_head,
-            key, threshold, site, K, SCALE, DROPOUT, SUM, HEADS,
+            key, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
         )  # fmt: skip
         tile = value[:, :, :, :, None] * tile
         tile += bent[:, :, :, :, None] * factor * leaky_slope(pre, SLOPE)
@@ -250,6 +252,7 @@ def destination_kernel(
     D: tl.constexpr,
     SLOPE: tl.constexpr,
     SCALE: tl.constexpr,
+    SHIFT: tl.constexpr,
     DROPOUT: tl.constexpr,
     SELF_LOOP: tl.constexpr,
     SUM: tl.constexpr,
@@ -302,7 +305,7 @@ def destination_kernel(
                 row_id = edge_ids(spot, live, eid)
             _value, bent = _coefficients(
                 logit, inner, stats, rows, mine, live, row_id, first_head, head, in_head,
-                key, threshold, site, K, SCALE, DROPOUT, SUM, HEADS,
+                key, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
             )  # fmt: skip
             bent = bent[:, :, :, :, None]
             att_acc += tl.sum(tl.sum(tl.sum(bent * leaky(pre, SLOPE), 0), 0), 0)
@@ -331,7 +334,7 @@ def destination_kernel(
                 row_id = loop_ids(rows, live, gid, num_graph_edges)
             _value, bent = _coefficients(
                 logit, inner, stats, rows, live, live, row_id, first_head, head, in_head,
-                key, threshold, site, K, SCALE, DROPOUT, SUM, HEADS,
+                key, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
             )  # fmt: skip
             bent = bent[:, :, :, :, None]
             att_acc += tl.sum(tl.sum(tl.sum(bent * leaky(pre, SLOPE), 0), 0), 0)

@@ -154,23 +154,26 @@ def keep_factors(
     threshold,
     site,
     SCALE: tl.constexpr,
+    SHIFT: tl.constexpr,
     HEADS: tl.constexpr,
     SUM: tl.constexpr,
 ):
     """What dropout multiplies coefficients by, [R, U, L, H]; row_id int64 [R, U, L].
 
-    One Philox counter serves four heads.
+    One Philox counter serves four heads, counted from SHIFT.
     """
     low = row_id.to(tl.uint32)[:, :, :, None]
     high = (row_id >> 32).to(tl.uint32)[:, :, :, None]
     zero = tl.zeros_like(low)
     fourth = zero + site.to(tl.uint32)
-    if HEADS % 4 == 0:
-        quad = (first_head // 4 + tl.arange(0, HEADS // 4))[None, None, None, :].to(tl.uint32)
+    if HEADS % 4 == 0 and SHIFT % 4 == 0:
+        quad = ((first_head + SHIFT) // 4 + tl.arange(0, HEADS // 4))[None, None, None, :].to(
+            tl.uint32
+        )
         w0, w1, w2, w3 = tl.philox(key, low + zero, high + zero, zero + quad, fourth)
         word = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
     else:
-        head = (first_head + tl.arange(0, HEADS))[None, None, None, :]
+        head = (first_head + SHIFT + tl.arange(0, HEADS))[None, None, None, :]
         quad = (head // 4).to(tl.uint32)
         w0, w1, w2, w3 = tl.philox(key, low + zero, high + zero, zero + quad, fourth)
         even = tl.where(head % 4 == 0, w0, w2)

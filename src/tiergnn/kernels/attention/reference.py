@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from tiergnn.kernels.block import Block
-from tiergnn.kernels.dropout.reference import dropout
+from tiergnn.kernels.dropout.reference import keep_mask
 
 if TYPE_CHECKING:
     from tiergnn.kernels.attention import Options
@@ -113,7 +113,9 @@ def _weighted_sum(
     total_PK = torch.zeros_like(max_PK).index_add(0, edges.dst, exp_LK)
     alpha_LK = exp_LK / (total_PK + 1e-16)[edges.dst]
     if options.threshold:
-        alpha_LK = dropout(alpha_LK, edges.row_id, *options[2:])
+        columns, key = options.head + alpha_LK.shape[1], (options.key0, options.key1)
+        kept = keep_mask(edges.row_id, columns, options.threshold, key, options.site)
+        alpha_LK = torch.where(kept[:, options.head :], alpha_LK * options.scale, 0.0)
     message_LKF = alpha_LK[..., None] * x_SKF.to(alpha_LK.dtype)[edges.src]
     out_PKF = message_LKF.new_zeros(block.num_dst, *x_SKF.shape[1:])
     return out_PKF.index_add(0, edges.dst, message_LKF).to(x_SKF.dtype)
