@@ -31,8 +31,9 @@ from tiergnn.training.optimizers import (
     wants_metric,
 )
 from tiergnn.training.options import Options
+from tiergnn.training.peers import Peers
 from tiergnn.training.randomness import get_random, random_state, set_random
-from tiergnn.training.scoring import Scoring
+from tiergnn.training.scoring import Scores, Scoring
 from tiergnn.training.stop import StopSignals
 from tiergnn.units import format_bytes
 
@@ -40,6 +41,7 @@ LR, WEIGHT_DECAY = 0.01, 0.0
 _MEASURE_EVERY = 16  # epochs; the second and the last are measured, too
 _CHECKPOINT_S = 30.0  # between checkpoints when no number of epochs is given
 _EMBEDDING = "features.embedding"  # the name of learned feature rows among the weights
+Held = Any  # Resident, Staged, or one rank's share of either
 _log = logging.getLogger("tiergnn")
 
 
@@ -59,15 +61,19 @@ class Trainer:
 
     def __init__(
         self,
-        resident: Resident | Staged,
+        resident: Held,
         scoring: Scoring,
         options: Options,
+        peers: Peers | None = None,
     ):
         self.resident, self.scoring, self.options = resident, scoring, options
+        self.peers = peers or Peers()
         self.progress = Progress()
         self._loss: Callable[..., Tensor] = scoring.loss
         if isinstance(resident, Staged):
             self._loss = scoring.by_parts(resident.parts.gids, resident.device)
+        elif self.peers.size > 1:
+            self._loss = scoring.by_parts({resident.rank: resident.rows}, resident.device)
         self._judging = "val" if scoring.judged("val") else None
         if options.patience is not None and self._judging is None:
             raise ConfigError(
@@ -100,15 +106,18 @@ class Trainer:
 
     def restore(self) -> None:
         """Take up the folder's newest sound checkpoint. Raises ConfigError, StoreError."""
-        assert self._checkpoints is not None
-        saved = self._checkpoints.load()
-        load_weights(self.resident, saved.weights, str(self._checkpoints.folder))
-        self.optimizer.load_state_dict(saved.state["optimizer"])
+        found, source = None, ""
+        if self._checkpoints is not None:
+            saved, source = self._checkpoints.load(), str(self._checkpoints.folder)
+            found = {"weights": saved.weights, "best": saved.best, **saved.state}
+        found = self.peers.state_of_first(found, "load checkpoint")
+        load_weights(self.resident, found["weights"], source)
+        self.optimizer.load_state_dict(found["optimizer"])
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(saved.state["scheduler"])
-        self.progress = Progress(**saved.state["progress"])
-        self._best = saved.best
-        self._random_state = saved.state["random"]
+            self.scheduler.load_state_dict(found["scheduler"])
+        self.progress = Progress(**found["progress"])
+        self._best = found["best"]
+        self._random_state = found["random"]
 
     def fit(self, progress: bool | Callable[[Record], None]) -> None:
         """Train to the end; afterwards the model has its best weights.
@@ -146,12 +155,18 @@ class Trainer:
                 due = time.monotonic() - clock > _CHECKPOINT_S
                 if self.options.checkpoint_every is not None:
                     due = state.epoch % self.options.checkpoint_every == 0
-                if due or state.finished or stop.signum is not None:
+                signum = self._wished(stop)
+                if due or state.finished or signum is not None:
                     self._save()
                     clock = time.monotonic()
-                if stop.signum is not None and state.finished is None:
-                    raise self._interrupted(stop.signum)
+                if signum is not None and state.finished is None:
+                    raise self._interrupted(signum)
         load_weights(self.resident, self._best, "the best weights")
+
+    def _wished(self, stop: StopSignals) -> int | None:
+        """The signal that some rank was sent, the same on all of them."""
+        words = self.peers.words(stop.signum, "end of epoch")
+        return next((word for word in words if word is not None), None)
 
     def _interrupted(self, signum: int) -> Interrupted:
         where = None if self.folder is None else str(self.folder.path)
@@ -171,10 +186,7 @@ class Trainer:
         state.epoch = epoch
         last = epoch == self.options.epochs
         if epoch % self.options.eval_every == 0 or last:
-            out = self.resident.infer()
-            scores = self.scoring.scores(out)
-            del out  # V x C values that the next step has no use for
-            record |= scores
+            record |= self._scores()
             record["eval_seconds"] = time.perf_counter() - stepped
             self._judge(epoch, record)
         self._schedule(record)
@@ -187,6 +199,12 @@ class Trainer:
         self._check_budget()
         return record
 
+    def _scores(self) -> dict[str, Scores]:
+        """Of every split, made where all rows of the output are; V x C values that are not kept."""
+        out = whole_output(self.resident, self.peers)
+        scores = None if out is None else self.scoring.scores(out)
+        return self.peers.of_first(scores, "scores")
+
     def _step(self, step: int) -> float:
         """One optimizer step, by the gradient of the whole graph; the loss before it."""
         losses = []
@@ -195,7 +213,8 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             loss = self.resident.train_step(self._loss, step, measure=self._measures(step))
             if not math.isfinite(loss):
-                cause = self.resident.not_finite()
+                causes = self.peers.words(self.resident.not_finite(), "find what is not finite")
+                cause = next((cause for cause in causes if cause), None)
                 raise ConfigError(
                     f"the training loss became {loss} in epoch {step}"
                     + (f": {cause}" if cause else ""),
@@ -263,8 +282,8 @@ class Trainer:
         self.resident.sample_memory()
         if budget is None or self.resident.device.type == "cuda":
             return
-        if isinstance(self.resident, Staged):  # counts what it holds, and refuses to hold more
-            return
+        if not isinstance(self.resident, Resident):
+            return  # counts what it holds, and refuses to hold more
         peak = self.resident.peak_bytes["host"]
         if peak > budget:
             raise PlanError(
@@ -275,6 +294,7 @@ class Trainer:
     def _save(self) -> None:
         if self._checkpoints is None:
             return
+        self.peers.at("write checkpoint")
         state, weights = self.progress, weights_of(self.resident)
         self._checkpoints.save(
             Checkpoint(
@@ -301,7 +321,15 @@ class Trainer:
         return listeners if shown is None else [*listeners, shown]
 
 
-def weights_of(resident: Resident | Staged) -> dict[str, Tensor]:
+def whole_output(held: Held, peers: Peers) -> Tensor | None:
+    """The model's output for every node, by node; None but on the first rank."""
+    out = held.infer()
+    if peers.size == 1:
+        return out
+    return peers.whole(out, held.rows, held.num_nodes)
+
+
+def weights_of(resident: Held) -> dict[str, Tensor]:
     """A copy on the CPU of the model's state_dict, and of learned feature rows.
 
     Raises ConfigError when the state_dict holds what is not a tensor.
@@ -319,7 +347,7 @@ def weights_of(resident: Resident | Staged) -> dict[str, Tensor]:
     return weights
 
 
-def load_weights(resident: Resident | Staged, weights: dict[str, Tensor], source: str) -> None:
+def load_weights(resident: Held, weights: dict[str, Tensor], source: str) -> None:
     """Put ``weights_of`` back. Raises ConfigError when names or shapes differ."""
     check_fits(weights, weights_of(resident), source)
     weights = dict(weights)

@@ -84,24 +84,26 @@ class Scoring:
         return loss.reshape(())
 
     def by_parts(
-        self, parts: Sequence[Tensor], device: torch.device
+        self, parts: Sequence[Tensor] | Mapping[int, Tensor], device: torch.device
     ) -> Callable[[Tensor, int], Tensor]:
         """``share(out, part)``: what a part's output rows [P, ...] on ``device`` add to the loss of
-        the training split. Its nodes are ``parts[part]``, ascending.
+        the training split. Its nodes are ``parts[part]``, ascending; a mapping has the parts that
+        are here.
 
         A part's mean counts as much as its labels do among all. Raises ConfigError for a criterion
         of the caller's that is no sum over rows.
         """
         if self._own_criterion and getattr(self._criterion, "reduction", None) != "sum":
             raise ConfigError(
-                "a criterion of your own sees all labelled rows at once, and a staged plan has "
+                "a criterion of your own sees all labelled rows at once, and a plan in parts has "
                 "those of one part at a time",
                 hint="criterion by name, one with reduction='sum', or strategies=['resident']",
             )
         rows = self._rows["train"]
         total = self._norm(rows.y)
-        mine: list[tuple[Tensor, Tensor, float]] = []
-        for gid in parts:
+        mine: dict[int, tuple[Tensor, Tensor, float]] = {}
+        here = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
+        for number, gid in here.items():
             slot = torch.searchsorted(rows.ids, gid.to(rows.ids.device))
             found = torch.zeros_like(slot, dtype=torch.bool)
             if rows.ids.numel():
@@ -110,7 +112,8 @@ class Scoring:
             y = rows.y[slot[found]]
             norm = self._norm(y)
             part_of = 1.0 if self._own_criterion else norm / total if total else 0.0
-            mine.append((torch.nonzero(found).flatten().to(device), y.to(device), part_of))
+            local = torch.nonzero(found).flatten().to(device)
+            mine[number] = local, y.to(device), part_of
 
         def share(out: Tensor, part: int) -> Tensor:
             local, y, weight = mine[part]
