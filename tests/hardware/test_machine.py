@@ -15,6 +15,7 @@ from tiergnn import frozen
 from tiergnn.errors import ConfigError, PlanError, StoreError
 from tiergnn.hardware.machine import (
     LINKS,
+    OF_HOST,
     Curve,
     Device,
     Link,
@@ -169,6 +170,17 @@ def test_a_file_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("name", PRESETS)
+def test_what_a_host_has_once_its_devices_share(name):
+    """Its disk and its cores; what a disk reads and writes at once goes slower each way."""
+    machine = preset(name)
+    assert {machine.link(link).devices for link in OF_HOST} == {machine.num_devices}
+    if machine.device.kind == "cuda":
+        assert machine.link("disk_read").duplex_frac < 1 > machine.link("disk_write").duplex_frac
+    wire = {"h2d", "d2h", "zero_copy", "pageable"} & set(machine.links)
+    assert len({machine.link(link).devices for link in wire}) == 1
+
+
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_whole(name, tmp_path):
     machine = resolve(name)
     assert machine.name == name
@@ -189,8 +201,17 @@ def test_the_presets_say_what_the_papers_do():
     a, b = preset("a100x8-pcie"), preset("a100x8-nvswitch")
     assert a.num_devices == b.num_devices == 8
     assert b.link("peer_copy").Bps.at(1e9) > 10 * a.link("peer_copy").Bps.at(1e9)
-    assert preset("v100x4-pcie").num_devices == 4
-    assert preset("dgx1").num_devices == preset("t4x8").num_devices == 8
+    # LEO: A and B have 8 A100 of 80 GB, B any two of them 400 GB/s apart; C is 4 V100 on PCIe 3.
+    assert {m.device.memory.capacity_bytes for m in (a, b)} == {80 * 2**30}
+    assert 0.5 * 400e9 < b.link("peer_copy").Bps.at(1e9) <= 400e9
+    c = preset("v100x4-pcie")
+    assert c.num_devices == 4
+    assert c.link("h2d").Bps.at(1) < 15.75e9 < a.link("h2d").Bps.at(1) < 31.5e9
+    # APT: 8 T4, no NVLink between them.
+    t4 = preset("t4x8")
+    assert (t4.num_devices, t4.device.memory.capacity_bytes) == (8, 16 * 2**30)
+    assert t4.link("peer_copy").Bps.at(1e9) <= t4.link("h2d").Bps.at(1)
+    assert preset("dgx1").num_devices == 8
     work = preset("a5000-nvme")
     assert (work.device.memory.capacity_bytes, work.host.capacity_bytes) == (24 * 2**30, 2**37)
     assert work.link("disk_read").Bps.at(2**24) == 12e9

@@ -130,6 +130,14 @@ def test_opposite_directions_slow_each_other():
     assert spans[0] == (0, pytest.approx(7.5))
 
 
+def test_a_disk_reads_slower_while_it_writes():
+    on = machine(links={name: link(duplex_frac=0.5) for name in ("disk_read", "disk_write")})
+    w = Writer("test")
+    w.add(0, Lane.DISK_READ, Op.COPY, work=[move("disk_read", 4)])
+    w.add(0, Lane.DISK_WRITE, Op.COPY, work=[move("disk_write", 2)])
+    assert at(clocked(w.finish(), on)) == {0: (0, 6), 1: (0, 4)}
+
+
 def test_rows_read_in_place_hold_their_lane_and_share_the_wire():
     rows = Work(kind="gather", amount=12, grain=4, span=100, place="host")
     fast = Link(Bps=Curve(((4.0, 2.0), (8.0, 6.0))))

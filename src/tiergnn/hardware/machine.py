@@ -171,7 +171,8 @@ LINKS = (
     "h2d", "d2h", "zero_copy", "pageable", "peer", "peer_copy", "disk_read", "disk_write",
     "host_copy", "host_gather", "network",
 )  # fmt: skip
-OPPOSITE = {"h2d": "d2h", "d2h": "h2d"}
+OPPOSITE = {"h2d": "d2h", "d2h": "h2d", "disk_read": "disk_write", "disk_write": "disk_read"}
+OF_HOST = ("disk_read", "disk_write", "host_copy", "host_gather")  # of all its devices together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from tiergnn.hardware.capacities import cuda_tier, disk_tier, free_host_bytes, h
 from tiergnn.hardware.clock import Clock
 from tiergnn.hardware.disk_blocks import measure_disk
 from tiergnn.hardware.effort import CPU, CUDA, Effort
-from tiergnn.hardware.machine import Device, Link, Machine, Tier, in_order_s
+from tiergnn.hardware.machine import OF_HOST, Device, Link, Machine, Tier, in_order_s
 from tiergnn.hardware.measure_compute import (
     measure_elementwise,
     measure_launch,
@@ -163,6 +163,9 @@ def _measured(folder: str | Path, kind: str, effort: Effort) -> Machine:
     else:
         links["disk_read"] = Link(Bps=disk.read, latency_s=disk.read_latency_s)
         links["disk_write"] = Link(Bps=disk.write, latency_s=disk.read_latency_s)
+    for name in OF_HOST:
+        if name in links:
+            links[name] = replace(links[name], devices=num_devices)
     return Machine(
         name=f"{num_devices} x {device.name}" if kind == "cuda" else device.name,
         num_devices=num_devices,

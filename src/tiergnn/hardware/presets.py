@@ -33,6 +33,7 @@ _CACHED_GATHER = ((16, 0.65), (64, 2.6), (128, 2.9), (1024, 2.9))
 # measured on the H200 with kernels that keep many rows on their way (aggregations of the products
 # shape, 16 and 64 columns: 41 and 51 GB/s). One row a program, waiting for it, reaches 3.8 and 15.
 _ZERO_COPY = ((16, 0.19), (64, 0.74), (256, 0.92), (4096, 0.92))
+_DISK_DUPLEX = 2 / 3  # of each rate, while a disk reads and writes at once (assumed)
 
 
 def _gpu(
@@ -81,16 +82,17 @@ def _pcie(copy_Bps: float, *, devices: int = 1, duplex_frac: float = 0.87) -> di
         "h2d": bulk,
         "d2h": bulk,
         "zero_copy": Link(Bps=_scaled(_ZERO_COPY, copy_Bps), latency_s=2e-6, devices=devices),
-        "pageable": Link(Bps=Curve.flat(min(6.6 * GB, copy_Bps)), latency_s=20e-6),
+        "pageable": Link(Bps=Curve.flat(min(6.6 * GB, copy_Bps)), latency_s=20e-6, devices=devices),
     }
 
 
-def _host(copy_Bps: float) -> dict[str, Link]:
-    """Work of the host's own cores: copies, and rows gathered at about half of that."""
+def _host(copy_Bps: float, *, devices: int = 1) -> dict[str, Link]:
+    """Work of the host's own cores, which all devices share: copies, and rows gathered at about
+    half of that."""
     rows = ((64, 0.15), (256, 0.4), (1024, 0.5), (4096, 0.6))
     return {
-        "host_copy": Link(Bps=Curve.flat(copy_Bps)),
-        "host_gather": Link(Bps=_scaled(rows, copy_Bps)),
+        "host_copy": Link(Bps=Curve.flat(copy_Bps), devices=devices),
+        "host_gather": Link(Bps=_scaled(rows, copy_Bps), devices=devices),
     }
 
 
@@ -106,13 +108,14 @@ def _peers(copy_Bps: float, *, devices: int = 1) -> dict[str, Link]:
     }
 
 
-def _disk(read_Bps: float, write_Bps: float, small_reads: float) -> dict[str, Link]:
-    """Blocks of 4 KiB at ``small_reads`` a second, full rate from 1 MiB on."""
+def _disk(
+    read_Bps: float, write_Bps: float, small_reads: float, *, devices: int = 1
+) -> dict[str, Link]:
+    """Blocks of 4 KiB at ``small_reads`` a second, full rate from 1 MiB on; for all devices."""
     points = ((4096, min(small_reads * 4096, read_Bps)), (MIB, read_Bps))
-    return {
-        "disk_read": Link(Bps=Curve(points), latency_s=100e-6),
-        "disk_write": Link(Bps=Curve(((4096, write_Bps / 10), (MIB, write_Bps))), latency_s=50e-6),
-    }
+    written = ((4096, write_Bps / 10), (MIB, write_Bps))
+    read = Link(Bps=Curve(points), latency_s=100e-6, devices=devices, duplex_frac=_DISK_DUPLEX)
+    return {"disk_read": read, "disk_write": replace(read, Bps=Curve(written), latency_s=50e-6)}
 
 
 # Published peaks (NVIDIA's data sheets), operations a second. float32 as torch does it by default:
@@ -136,7 +139,10 @@ def _a100x8(name: str, memory_Bps: float, peers: dict[str, Link]) -> Machine:
         disk=Tier(2048 * GIB),  # assumed
         # Published: PCIe 4.0 x16 is 31.5 GB/s; 0.8 of it reached; two devices share a switch's
         # uplink (assumed, as in common servers of eight).
-        links=_pcie(25 * GB, devices=2) | peers | _host(100 * GB) | _disk(3 * GB, 2 * GB, 400e3),
+        links=_pcie(25 * GB, devices=2)
+        | peers
+        | _host(100 * GB, devices=8)
+        | _disk(3 * GB, 2 * GB, 400e3, devices=8),
         source="published",
     )
 
@@ -162,7 +168,9 @@ def _v100(name: str, num_devices: int, links: dict[str, Link]) -> Machine:
         ),
         host=Tier(256 * GIB, _SYSTEM),  # assumed; a DGX-1 has 512 GB (published)
         disk=Tier(1024 * GIB),  # assumed
-        links=links | _host(80 * GB) | _disk(2 * GB, 1 * GB, 200e3),
+        links=links
+        | _host(80 * GB, devices=num_devices)
+        | _disk(2 * GB, 1 * GB, 200e3, devices=num_devices),
         source="published",
     )
 
@@ -191,8 +199,8 @@ def _t4x8() -> Machine:
         disk=Tier(900 * GIB),  # assumed
         links=_pcie(12 * GB, devices=2)
         | _peers(8 * GB, devices=2)  # no NVLink: through the host's bridges
-        | _host(80 * GB)
-        | _disk(2 * GB, 1 * GB, 200e3),
+        | _host(80 * GB, devices=8)
+        | _disk(2 * GB, 1 * GB, 200e3, devices=8),
         source="published",
     )
 
@@ -238,9 +246,12 @@ def _h200() -> Machine:
             "disk_read": Link(
                 Bps=Curve(((4096, 67e3 * 4096), (65536, 1.36 * GB), (16 * MIB, 1.4 * GB))),
                 latency_s=100e-6,
+                duplex_frac=_DISK_DUPLEX,
             ),
             "disk_write": Link(
-                Bps=Curve(((65536, 1.1 * GB), (16 * MIB, 2.2 * GB))), latency_s=100e-6
+                Bps=Curve(((65536, 1.1 * GB), (16 * MIB, 2.2 * GB))),
+                latency_s=100e-6,
+                duplex_frac=_DISK_DUPLEX,
             ),
         }
         | _host(60 * GB),
