@@ -15,6 +15,9 @@ from tiergnn.planner.plan import Plan
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.folder import RunFolder
 
+_RESULT = {"best_epoch", "metrics", "peak_bytes", "epochs", "finished"}
+_EPOCH = {"epoch", "loss", "lr", "seconds"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
@@ -36,8 +39,12 @@ class RunRecord:
         folder, record = RunFolder.open(path)
         file = folder.path / "result.json"
         result = read_json(file) if file.exists() else None
-        if not isinstance(result, dict | None):
-            raise StoreError("result.json is not the result of a run", culprit=str(file))
+        if result is not None and not (isinstance(result, dict) and result.keys() >= _RESULT):
+            raise StoreError(
+                "result.json is not the result of a run",
+                culprit=str(file),
+                hint="`tiergnn resume` of the finished run writes it anew",
+            )
         return cls(
             path=folder.path,
             model=_model(record["model"]),
@@ -46,8 +53,8 @@ class RunRecord:
             versions=record["versions"],
             history=_history(folder.log),
             result=result,
-            plan=Plan.load(folder.plan) if folder.plan.exists() else None,
-            timeline=Timeline.load(folder.timeline) if folder.timeline.exists() else None,
+            plan=folder.read_plan(),
+            timeline=folder.read_timeline(),
         )
 
     @property
@@ -109,11 +116,17 @@ def _history(path: Path) -> tuple[Mapping[str, Any], ...]:
         return ()
     except OSError as error:
         raise StoreError(f"cannot read {path.name}: {error.strerror}", culprit=str(path)) from error
-    try:
-        return tuple(json.loads(line) for line in lines[:-1])
-    except ValueError as error:
-        raise StoreError(
-            f"line {len(lines)} or before is not JSON ({error})",
-            culprit=str(path),
-            hint="`tiergnn resume` writes the log anew from its checkpoint",
-        ) from error
+    records = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or not record.keys() >= _EPOCH:
+            raise StoreError(
+                f"line {number} is not the record of an epoch: changed or damaged",
+                culprit=str(path),
+                hint="`tiergnn resume` writes the log anew from its checkpoint",
+            )
+        records.append(record)
+    return tuple(records)

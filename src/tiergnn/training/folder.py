@@ -8,6 +8,7 @@ result.json      losses, metrics, times and bytes of a finished run
 plan.json        the plan that it was made by, when there was one
 timeline.json    when each action of its last measured epoch ran
 tensorboard/     when asked for
+.replaced/       an older run, until this one has its first checkpoint: see training.aside
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import io
 import json
 import os
 import shutil
+import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +30,9 @@ import numpy as np
 
 from tiergnn.errors import ConfigError, StoreError
 from tiergnn.files import is_partial, json_bytes, read_json, unwritable, write_whole
+from tiergnn.planner.plan import Plan
+from tiergnn.schedule.timeline import Timeline
+from tiergnn.training import aside
 
 FORMAT = "tiergnn-run"
 VERSION = 1
@@ -43,6 +48,7 @@ _OURS = (
     "checkpoints",
     "tensorboard",
 )
+_RECORD = ("graph", "model", "options", "versions")  # what every record has, each an object
 
 
 class RunFolder:
@@ -83,8 +89,8 @@ class RunFolder:
     ) -> Iterator[RunFolder]:
         """A new folder with ``run.json`` in it, held (see ``held``) while entered.
 
-        Raises ConfigError when something is there already, and StoreError; a folder that could
-        not be begun is not left behind.
+        Raises ConfigError when something is there already, and StoreError. A run that ends before
+        its first checkpoint leaves nothing behind, and one that it was to replace as it was.
         """
         folder = cls(Path(path).absolute())
         if folder.path.exists() and not folder.path.is_dir():
@@ -95,24 +101,25 @@ class RunFolder:
         except OSError as error:
             raise unwritable(folder.path, error) from error
         with folder.held():
+            folder._make_room(overwrite)
             try:
-                folder._make_room(overwrite)
                 # First: a folder with anything of ours in it is known as a run.
                 folder.rewrite({"format": FORMAT, "version": VERSION, **record})
                 if splits is not None:
                     buffer = io.BytesIO()
                     np.savez(buffer, allow_pickle=False, **splits)
                     write_whole(folder.path / "splits.npz", buffer.getvalue())
-            except (ConfigError, StoreError):
-                if is_new:
-                    shutil.rmtree(folder.path, ignore_errors=True)
-                raise
-            yield folder
+                yield folder
+            finally:
+                folder._leave(is_new)
 
     @classmethod
     def open(cls, path: str | Path) -> tuple[RunFolder, dict[str, Any]]:
         """The folder and its ``run.json``. Raises StoreError when it is not a run folder."""
         folder = cls(Path(path).absolute())
+        if (folder.path / aside.PLACE).exists() and not aside.has_begun(folder.path):
+            with contextlib.suppress(StoreError), folder.held():
+                pass  # which puts back what a replacement that was killed had moved
         file = folder.path / "run.json"
         if not file.exists():
             what = "has no run.json" if folder.path.is_dir() else "does not exist"
@@ -136,11 +143,21 @@ class RunFolder:
                 culprit=str(file),
                 hint="the file as it was; where a change is meant, take its crc32 out, too",
             )
+        for name in _RECORD:
+            if not isinstance(record.get(name), dict):
+                raise StoreError(
+                    f"run.json lacks {name!r}, or has something else there",
+                    culprit=str(file),
+                    hint="the file as it was, or a new run",
+                )
         return folder, record
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, no other process trains in this folder. Raises StoreError when one does."""
+        """Inside, no other process trains in this folder. Raises StoreError when one does.
+
+        What a replacement that was killed left half done is settled first.
+        """
         try:
             handle = os.open(self.path, os.O_RDONLY)
         except OSError as error:
@@ -159,6 +176,10 @@ class RunFolder:
                 os.close(handle)
                 raise unwritable(self.path, error) from error
         try:
+            try:
+                aside.settle(self.path, _OURS)
+            except OSError as error:
+                raise unwritable(self.path / aside.PLACE, error) from error
             yield
         finally:
             os.close(handle)  # which gives the lock back, as the end of the process would
@@ -169,8 +190,22 @@ class RunFolder:
         try:
             with np.load(path, allow_pickle=False) as saved:
                 return {name: saved[name] for name in saved.files}
-        except (OSError, ValueError, EOFError) as error:
-            raise StoreError(f"cannot read splits.npz: {error}", culprit=str(path)) from error
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            raise StoreError(
+                f"cannot read splits.npz: {error}",
+                culprit=str(path),
+                hint="the file as it was, or a new run",
+            ) from error
+
+    def read_plan(self) -> Plan | None:
+        """None where there is none. Raises StoreError."""
+        with _stored():
+            return Plan.load(self.plan) if self.plan.exists() else None
+
+    def read_timeline(self) -> Timeline | None:
+        """None where there is none. Raises StoreError."""
+        with _stored():
+            return Timeline.load(self.timeline) if self.timeline.exists() else None
 
     def rewrite(self, record: Mapping[str, Any]) -> None:
         """Write ``run.json``, whole or not at all, with its checksum."""
@@ -189,6 +224,9 @@ class RunFolder:
             raise unwritable(self.path, error) from error
         if not found:
             return
+        if "run.json" in found and not {"checkpoints", "log.jsonl", "result.json"} & {*found}:
+            aside.remove(self.path, _OURS)  # killed before its first checkpoint: nothing is lost
+            return
         if "run.json" not in found:
             raise ConfigError(
                 f"the run folder holds other files: {', '.join(sorted(found)[:3])}",
@@ -201,14 +239,28 @@ class RunFolder:
                 culprit=str(self.path),
                 hint=f"go on with it: tiergnn resume {self.path}; or overwrite=True (--overwrite)",
             )
-        for item in (self.path / name for name in _OURS):
-            try:
-                if item.is_dir():
-                    shutil.rmtree(item)
-                else:
-                    item.unlink(missing_ok=True)
-            except OSError as error:
-                raise unwritable(item, error) from error
+        aside.move_aside(self.path, _OURS)
+
+    def _leave(self, is_new: bool) -> None:
+        """At the end, however it came: what has not begun goes, and what it replaced comes back."""
+        try:
+            replaced = (self.path / aside.PLACE).exists()
+            aside.settle(self.path, _OURS)
+            if not replaced and not aside.has_begun(self.path):
+                aside.remove(self.path, _OURS)
+                if is_new:
+                    shutil.rmtree(self.path)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+
+@contextlib.contextmanager
+def _stored() -> Iterator[None]:
+    """What a file of the folder says is stored data, not what the user asked for now."""
+    try:
+        yield
+    except ConfigError as error:
+        raise StoreError(error.problem, culprit=error.culprit, hint=error.hint) from error
 
 
 def _crc(record: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tiergnn.errors import ConfigError, unknown
+from tiergnn.errors import ConfigError, StoreError, unknown
 from tiergnn.graph.csr import Graph
 from tiergnn.planner.plan import Plan
 from tiergnn.runtime.executor import Resident
@@ -32,9 +32,11 @@ from tiergnn.training.optimizers import FIXED_LENGTH
 from tiergnn.training.options import Options
 from tiergnn.training.recorded import (
     compare_text,
+    plan_crc32,
     recorded_graph,
     recorded_model,
     recorded_options,
+    recorded_plan,
     recorded_timeline,
 )
 from tiergnn.training.scoring import NO_CRITERION, Scores, Scoring
@@ -198,6 +200,7 @@ def start(
             "model": {"ready": spec, "text": repr(module)},
             "options": options.to_json(),
             "threads": threads,
+            "plan": plan_crc32(plan),
             "versions": {
                 "tiergnn": __version__,
                 "torch": torch.__version__,
@@ -236,7 +239,7 @@ def restart(
         options = replace(options, epochs=epochs)
     graph = recorded_graph(record, graph, must_match=True)
     splits = choose_splits(graph, options.split, options.seed)
-    plan = Plan.load(folder.plan) if folder.plan.exists() else None
+    plan = recorded_plan(folder, record)
     module = recorded_model(record, model, options)
     with folder.held(), on_threads(record.get("threads")) as threads:
         trainer = _trainer(graph, splits, module, options, plan)
@@ -287,7 +290,11 @@ def reopen(
             f"the run was trained on {ready['in_channels']} features a node, this graph has {width}"
         )
     threads = record.get("threads", torch.get_num_threads())
-    plan = Plan.load(folder.plan) if folder.plan.exists() else None
+    try:
+        plan = recorded_plan(folder, record)
+    except StoreError as error:  # no number depends on it: everything is held on the device
+        _log.warning("left out: %s", error)
+        plan = None
     same = plan is not None and (plan.shape.num_nodes, plan.shape.num_edges) == (
         graph.num_nodes, graph.num_edges,
     )  # fmt: skip
