@@ -175,6 +175,7 @@ class StageWork:
     parameter_bytes: int  # of those that it uses; their gradients are as large
     moments_of: str = ""  # the rows whose moments, named ``s{index}``, it makes before it runs
     statistics: tuple[str, ...] = ()  # moments that it reads, of this stage or earlier ones
+    divisible: bool = False  # the graph operation is a sum that adds up over sets of edges
 
 
 @dataclass(frozen=True, slots=True)

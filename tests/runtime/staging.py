@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,9 @@ from tiergnn.runtime.staged import Staged
 OF_EDGES = ("data", "weighted", "dropped", "basic gatv2")  # nets that read weights or features
 
 
-def random_graph(num_nodes: int, num_edges: int, seed: int, *, dtype=np.float64, edges=False):
+def random_graph(
+    num_nodes: int, num_edges: int, seed: int, *, dtype: Any = np.float64, edges=False
+):
     """Loops, repeats and nodes without edges among them."""
     draw = np.random.default_rng(seed)
     src, dst = draw.integers(0, num_nodes, (2, num_edges))

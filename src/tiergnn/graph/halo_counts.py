@@ -81,7 +81,26 @@ def count_parts(
         local[part] = _count_part(
             rowptr, col, part_of, own, part, serves, halo_of[part], rows, edges
         )
-        held = np.flatnonzero(rows)[::-1]  # hottest first
-        points = zip(np.cumsum(rows[held]).tolist(), np.cumsum(edges[held]).tolist(), strict=True)
-        curves.append(((0, 0), *points))
+        curves.append(_curve(rows, edges))
     return local, halo_of, curves
+
+
+def curve_of(serves: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """The hotness of a halo whose rows serve so many edges each, int64 [H]."""
+    rows, edges = np.zeros(_BUCKETS, np.int64), np.zeros(_BUCKETS, np.int64)
+    _pile(serves, rows, edges)
+    return _curve(rows, edges)
+
+
+@numba.njit(cache=True, nogil=True)
+def _pile(serves, rows, edges):
+    for count in serves:
+        bucket = _bucket(count)
+        rows[bucket] += 1
+        edges[bucket] += count
+
+
+def _curve(rows: np.ndarray, edges: np.ndarray) -> tuple[tuple[int, int], ...]:
+    held = np.flatnonzero(rows)[::-1]  # hottest first
+    points = zip(np.cumsum(rows[held]).tolist(), np.cumsum(edges[held]).tolist(), strict=True)
+    return ((0, 0), *points)

@@ -65,6 +65,11 @@ class Code:
         return any(n.op == "placeholder" and n.target == "key" for n in self._inputs)
 
     @property
+    def learned(self) -> bool:
+        """Whether it reads parameters."""
+        return any(n.op in ("get_attr", "call_module") for n in self.nodes)
+
+    @property
     def _inputs(self) -> list[Node]:
         """What its nodes read and none of them makes, but for rows of sources."""
         found: dict[Node, None] = {}

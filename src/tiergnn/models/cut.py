@@ -230,10 +230,12 @@ class _Cut:
             return stage
         halves = halves_of(code, index)
         self.between |= {name: rows_of(name, node) for name, node in halves[0].writes.items()}
+        sums = sums_of(code, index)
         return replace(
             stage,
             halves=self._divided(stage, halves),
-            sums=self._divided(stage, sums_of(code, index)),
+            sums=self._divided(stage, sums),
+            divisible=bool(sums) and not sums[0].reads and not sums[0].learned,
         )
 
     def _fields(self, code: Code) -> dict[str, Any]:

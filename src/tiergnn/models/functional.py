@@ -21,6 +21,7 @@ from tiergnn.kernels.aggregate import aggregate
 from tiergnn.kernels.attention import edge_mean, gat_attention, gatv2_attention
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key, dropout
+from tiergnn.kernels.table import RowTable
 from tiergnn.models.operation import kept, operation
 
 FILLS = ("mean", "add", "sum", "max", "min")
@@ -28,7 +29,7 @@ FILLS = ("mean", "add", "sum", "max", "min")
 
 @operation(kind="graph", gathers=("x",))
 def propagate(
-    x: Tensor,
+    x: Tensor | RowTable,
     block: Block,
     weight: Tensor | None = None,
     *,
@@ -44,9 +45,15 @@ def propagate(
             block = block.without_loops
         elif (loops := _loops(block)) is not None:
             weight = weight.masked_fill(loops, 0)
-    flat = x.reshape(x.shape[0], -1) if x.dim() != 2 else x
+    flat = x
+    if len(x.shape) != 2:
+        flat = _flat(x) if isinstance(x, Tensor) else RowTable([_flat(t) for t in x.tables])
     out = aggregate(block, flat, reduce=reduce, weight_E=weight)
-    return out if x.dim() == 2 else out.reshape(block.num_dst, *x.shape[1:])
+    return out if len(x.shape) == 2 else out.reshape(block.num_dst, *x.shape[1:])
+
+
+def _flat(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], x.shape[1:].numel())
 
 
 def mean_of_sum(total: Tensor, block: Block, skip_loops: bool) -> Tensor:

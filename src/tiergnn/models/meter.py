@@ -415,6 +415,7 @@ class _Fits:
             parameter_bytes=bench.parameter_bytes[stage.index],
             moments_of=of,
             statistics=stage.statistics,
+            divisible=stage.divisible,
         )
 
 

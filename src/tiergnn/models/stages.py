@@ -67,7 +67,9 @@ class Stage:
     row-local code after it. One after the other they give the stage's bits. ``sums`` (none where
     the operation is not a sum or mean over edges) are another two: the first may run on blocks
     that hold a part of the edges (``Block.only``); what it writes is added up over them, and the
-    second, on the block with all of the rows' edges, takes the total.
+    second, on the block with all of the rows' edges, takes the total. ``divisible`` are those of
+    which the first reads gathered rows and inputs of edges alone: over the out-edges of rows it
+    makes their gradients.
     """
 
     index: int
@@ -88,6 +90,7 @@ class Stage:
     root: nn.Module = field(repr=False)
     halves: tuple[Stage, ...] = field(default=(), repr=False)
     sums: tuple[Stage, ...] = field(default=(), repr=False)
+    divisible: bool = field(default=False, repr=False)
 
     def run(
         self,

@@ -138,6 +138,7 @@ class _Sketch:
                 parameter_bytes=count * size,
                 moments_of=moments_of,
                 statistics=(f"s{index}",) if moments_of else (),
+                divisible=op.startswith(("sum", "mean")),
             )
         )
         self.parameters += count

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,17 +21,22 @@ from tiergnn.memory.pinning import process_pinning
 from tiergnn.memory.scratch import Scratch
 from tiergnn.memory.store import RowStore
 from tiergnn.models.stages import Rows
-from tiergnn.runtime.parts import Parts
 from tiergnn.schedule.actions import Buffer, Op
-from tiergnn.schedule.contents import What
+from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.units import format_bytes
 
 _GRADS = (What.GRAD, What.SOURCES_GRAD, What.BUCKET)
 
 
+class Counted(Protocol):
+    """What knows how many rows contents have: ``of`` "nodes" or "edges"."""
+
+    def count(self, content: Content, of: str) -> int: ...
+
+
 class Buffers:
-    """What the buffers of one schedule hold now. Used by all lanes; each lane its own buffers.
+    """What the buffers of one rank of a schedule hold now. Used by all lanes, each its own buffers.
 
     ``rows`` are the tensors of the program; ``storage`` the dtype of their rows off the device
     (None: as computed), ``inputs`` that of the graph's own. ``capacities`` bounds tiers in bytes.
@@ -40,16 +45,17 @@ class Buffers:
     def __init__(
         self,
         schedule: Schedule,
-        parts: Parts,
+        parts: Counted,
         rows: Mapping[str, Rows],
         *,
+        rank: int = 0,
         device: torch.device,
         storage: torch.dtype | None,
         inputs: Mapping[str, torch.dtype],
         capacities: Mapping[str, int],
         scratch: Scratch | None,
     ):
-        self._schedule, self._parts, self._rows = schedule, parts, rows
+        self._schedule, self._parts, self._rows, self._rank = schedule, parts, rows, rank
         self.device, self._storage, self._inputs = device, storage, dict(inputs)
         self._capacities, self._scratch = dict(capacities), scratch
         self._lock = threading.Lock()
@@ -59,12 +65,12 @@ class Buffers:
         self._start = {tier: self._given_bytes(tier) for tier in ("device", "host", "disk")}
         self._held = dict(self._start)
         self.peak_bytes = dict(self._start)
-        self._lives = _lives(schedule)
+        self._lives = _lives(schedule, rank)
         self._arena: Arena | None = None
 
     def _given_bytes(self, tier: str) -> int:
-        buffers = self._schedule.buffers
-        return sum(b.num_bytes for b in buffers if b.given and b.tier == tier)
+        given = [b for b in self._schedule.buffers if b.given and b.rank == self._rank]
+        return sum(b.num_bytes for b in given if b.tier == tier)
 
     def begin(self) -> None:
         """A new step: nothing is held but what is given."""
@@ -215,12 +221,14 @@ class Buffers:
         return self._storage
 
 
-def _lives(schedule: Schedule) -> list[Life]:
-    """When buffers in host memory are reserved and released, in the order of the actions."""
+def _lives(schedule: Schedule, rank: int) -> list[Life]:
+    """When a rank's buffers in host memory are reserved and released, in the order of actions."""
     reserved: dict[str, int] = {}
     lives = []
     of = schedule.buffer_of
     for action in schedule.actions:
+        if action.rank != rank:
+            continue
         if action.op is Op.RESERVE:
             reserved |= dict.fromkeys(action.writes, action.index)
         elif action.op is Op.RELEASE:

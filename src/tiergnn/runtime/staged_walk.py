@@ -9,10 +9,10 @@ ends, and only what works on host memory waits for one. What an action does, oth
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ from tiergnn.errors import PlanError, TiergnnError
 from tiergnn.kernels.dropout import Key
 from tiergnn.memory.lanes import Lanes, Ticket
 from tiergnn.runtime.buffers import Buffers
-from tiergnn.runtime.transfers import Transfers
-from tiergnn.runtime.visits import Share, Visits
+from tiergnn.runtime.visits import Share
 from tiergnn.runtime.walk import around
 from tiergnn.schedule.actions import Action, Lane, Op
 from tiergnn.schedule.schedule import Schedule
@@ -35,15 +34,54 @@ class Stopped(Exception):  # noqa: N818 - a wish, no error
     """A step was given up between two actions, because its owner wished so."""
 
 
+class Watcher(Protocol):
+    """Who is told how a walk goes on."""
+
+    def at(self, action: Action) -> None: ...
+    def failed(self, error: BaseException) -> None: ...
+
+
+class Moves(Protocol):
+    """What carries rows between buffers; gives the bytes that it moved."""
+
+    def copy(self, action: Action) -> int: ...
+    def zero(self, action: Action) -> None: ...
+    def accumulate(self, action: Action) -> Any: ...
+
+
+class Computes(Protocol):
+    """What runs stages, on the compute lane. ``begin`` a step, take its ``loss`` at the end."""
+
+    def begin(self, key: Key | None, share: Share | None) -> None: ...
+    def loss(self) -> Tensor: ...
+    def forward(self, action: Action) -> None: ...
+    def recompute(self, action: Action) -> None: ...
+    def backward(self, action: Action) -> None: ...
+    def moments(self, action: Action) -> None: ...
+    def commit(self, action: Action) -> None: ...
+    def take_loss(self, action: Action) -> None: ...
+
+
 class StagedWalk:
-    """One schedule of one rank, to be walked once a step.
+    """One rank's actions of a schedule, to be walked once a step. ``more`` does further kinds of
+    actions; ``watch`` is told of each before it is done, and of the first error at once.
 
     Raises PlanError for a schedule that asks for what this executor does not do.
     """
 
-    def __init__(self, schedule: Schedule, buffers: Buffers, transfers: Transfers, visits: Visits):
-        self.schedule = schedule
-        self._buffers, self._visits = buffers, visits
+    def __init__(
+        self,
+        schedule: Schedule,
+        buffers: Buffers,
+        transfers: Moves,
+        visits: Computes,
+        *,
+        rank: int = 0,
+        more: Mapping[Op, Callable[[Action], Any]] | None = None,
+        watch: Watcher | None = None,
+    ):
+        self.schedule, self._rank = schedule, rank
+        self._buffers, self._visits, self._watch = buffers, visits, watch
         self._does: dict[Op, Callable[[Action], Any]] = {
             Op.RESERVE: lambda action: buffers.reserve(action.writes),
             Op.RELEASE: lambda action: buffers.release(action.writes),
@@ -56,12 +94,13 @@ class StagedWalk:
             Op.MOMENTS: visits.moments,
             Op.COMMIT: visits.commit,
             Op.LOSS: visits.take_loss,
+            **(more or {}),
         }
-        self._lanes = sorted({str(a.lane) for a in schedule.actions} - {str(Lane.COMPUTE)})
-        self._steps = [action for action in schedule.actions if action.op is not Op.STEP]
-        self._step = next((a for a in schedule.actions if a.op is Op.STEP), None)
+        own = [action for action in schedule.actions if action.rank == rank]
+        self._lanes = sorted({str(a.lane) for a in own} - {str(Lane.COMPUTE)})
+        self._steps = [action for action in own if action.op is not Op.STEP]
         for action in self._steps:
-            if action.op not in self._does or action.rank or action.slice >= 0:
+            if action.op not in self._does:
                 raise PlanError(
                     f"a staged walk does not {action.op}", culprit=str(action), hint="grinnder"
                 )
@@ -89,7 +128,7 @@ class StagedWalk:
         self._buffers.begin()
         begun = time.perf_counter()
         try:
-            with Lanes(self._lanes, on_error=self._buffers.stop) as lanes:
+            with Lanes(self._lanes, on_error=self._fail) as lanes:
                 self._walk(lanes, begun)
                 lanes.drain()
             return self._visits.loss()
@@ -98,6 +137,12 @@ class StagedWalk:
             raise
         finally:
             self._visits.begin(None, None)
+
+    def _fail(self, error: BaseException) -> None:
+        """Let go who waits, on this rank and on others."""
+        self._buffers.stop(error)
+        if self._watch is not None:
+            self._watch.failed(error)
 
     def _walk(self, lanes: Lanes, begun: float) -> None:
         tickets: dict[int, Ticket] = {}
@@ -120,6 +165,8 @@ class StagedWalk:
     def _do(self, action: Action, begun: float) -> None:
         start_s = time.perf_counter()
         try:
+            if self._watch is not None:
+                self._watch.at(action)
             moved = self._queue(action)
         except Exception as error:
             if not isinstance(error, TiergnnError):
@@ -167,8 +214,9 @@ class StagedWalk:
         )
 
     def answers(self) -> list[Tensor]:
-        """The lasting rows that the last step left in host memory, by parts."""
-        lasting = [b for b in self.schedule.buffers if b.lasting and not b.given and b.holds]
+        """The lasting rows that the last step left, by parts."""
+        own = [b for b in self.schedule.buffers if b.rank == self._rank]
+        lasting = [b for b in own if b.lasting and not b.given and b.holds]
         lasting.sort(key=lambda buffer: buffer.holds.part if buffer.holds else 0)
         if self._buffers.device.type == "cuda":
             torch.cuda.synchronize(self._buffers.device)

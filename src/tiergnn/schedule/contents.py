@@ -15,8 +15,12 @@ class What(StrEnum):
     """ROWS are a part's own rows of a tensor (of nodes or of edges), SOURCES the rows that a part
     reads (its own first, then its halo), GRAD and SOURCES_GRAD their gradients, BUCKET what a part
     gives to the gradient of the rows of an ``owner``. TOPOLOGY are a part's in-edges, OUT_EDGES its
-    out-edges. PART_MOMENTS are the moments that a stage made of each part, MOMENTS those of all
-    rows, MOMENTS_GRAD their gradient. SAVED is what a stage keeps of a part for its backward.
+    out-edges. SUM is what an aggregation over all or a class of a part's edges leaves, of rows of a
+    tensor, and SUM_GRAD the gradient of all. HALO are rows of others that a part reads, HALO_GRAD
+    their gradient, RETURNED what readers gave back to a part, by reader; SHARE is what a class of
+    edges gives to the gradient of own rows. PART_MOMENTS are the moments that a stage made of each
+    part, MOMENTS those of all rows, MOMENTS_GRAD their gradient. SAVED is what a stage keeps of a
+    part for its backward.
     """
 
     ROWS = "rows"
@@ -26,6 +30,12 @@ class What(StrEnum):
     BUCKET = "bucket"
     TOPOLOGY = "topology"
     OUT_EDGES = "out_edges"
+    SUM = "sum"
+    SUM_GRAD = "sum_grad"
+    HALO = "halo"
+    HALO_GRAD = "halo_grad"
+    RETURNED = "returned"
+    SHARE = "share"
     PART_MOMENTS = "part_moments"
     MOMENTS = "moments"
     MOMENTS_GRAD = "moments_grad"

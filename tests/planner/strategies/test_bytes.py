@@ -273,7 +273,7 @@ def test_nfp_sends_two_all_to_alls(model):
     assert sum(a.moved_bytes for a in schedule.actions if rows_are_exchanged(a)) == wanted
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["gcn", "gin", "sage"])
 def test_reads_in_place_are_of_every_edge(model):
     workload, case = WORKLOADS[model], graph_case(50, 300, 4, 20, seed=2)
     size = Sizes(workload, case)
@@ -289,6 +289,17 @@ def test_reads_in_place_are_of_every_edge(model):
     )
     # Reads are dealt to links by their share of boundary rows, rounded down.
     assert found == remote * sum(passes.values())
+
+
+@pytest.mark.parametrize("name", ["uva", "mgg"])
+def test_attention_reads_boundary_rows_once(name):
+    """Its sources are put together first: a remote row, and its gradient, travels once."""
+    workload, case = WORKLOADS["gat"], graph_case(50, 300, 4, 20, seed=2)
+    size = Sizes(workload, case)
+    passes = sum(2 * size.row(*s.gathers) for s in workload.stages)
+    link = {"uva": "zero_copy", "mgg": "peer"}[name]
+    found = over(write(name, workload, case))[link]
+    assert found == size.halo * passes
 
 
 def test_leo_reads_what_its_replicas_leave():

@@ -61,6 +61,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     handle, ctx.reduce, tables, weight_E, ctx.name = inputs
     ctx.block = Block.by_handle(handle)
     ctx.mark_non_differentiable(output[1])
+    if ctx.reduce != "max" and not ctx.needs_input_grad[3]:
+        # Of sums backward asks for no values: what stands for rows takes no memory.
+        output = output[0].new_empty(()), output[1].new_empty(())
+        tables = [table.new_empty(()).expand(table.shape) for table in tables]
     ctx.save_for_backward(weight_E, *output, *tables)
 
 

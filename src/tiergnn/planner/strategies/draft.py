@@ -230,14 +230,21 @@ class Draft:
         return self.link("peer_copy", "peer") if bulk else self.link("peer", "peer_copy")
 
     def remote_reads(self, rank: int, row_bytes: int, count: int) -> list[Work]:
-        """So many reads of rows of other ranks: of peers of the host, and over the network."""
-        halo = self.layout.parts[rank].halo_of
+        """So many reads of rows of other ranks, dealt to owners as the boundary rows are."""
+        return self.reads_of(rank, self.layout.parts[rank].halo_of, row_bytes, count)
+
+    def reads_of(
+        self, rank: int, rows_of: Sequence[int], row_bytes: int, count: int | None = None
+    ) -> list[Work]:
+        """Reads of so many rows of each other rank (or of ``count``, dealt alike): of peers of the
+        host, and over the network."""
         by_link: dict[str, int] = {}
-        for owner, rows in enumerate(halo):
-            if rows:
+        for owner, rows in enumerate(rows_of):
+            if rows and owner != rank:
                 link = self.peer(rank, owner, bulk=False)
                 by_link[link] = by_link.get(link, 0) + rows
         total = max(1, sum(by_link.values()))
+        count = sum(by_link.values()) if count is None else count
         return [
             Work(
                 kind="move",

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 from tiergnn.planner.strategies.pages import fault_pages
-from tiergnn.planner.strategies.ranked import Ranked
+from tiergnn.planner.strategies.ranked import Gathered, Ranked
+from tiergnn.planner.strategies.reading import Reading
 from tiergnn.planner.strategies.shares import Replicas, replicas_of, shares_of
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.workload import StageWork
@@ -29,11 +30,12 @@ class InPlace:
         self._knobs = ranked.draft.knobs
         self._held: dict[tuple[str, int], Replicas] = {}  # (first gathered tensor, rank)
         self._summed: dict[int, str] = {}  # rank -> sums of its replicas, on their way
+        self._whole = Reading(ranked, self)
         self._shares = lru_cache(maxsize=None)(partial(shares_of, ranked.draft))
 
     def give(self) -> None:
         for rank in self._ranked.ranks:
-            self._ranked.topology(rank)
+            self._ranked.topology(rank, num_classes=4)
             self._ranked.inputs(rank)
             for stage in self._draft.workload.stages:
                 first = (*stage.gathers, "")[0]
@@ -43,11 +45,32 @@ class InPlace:
     def _fixed(self, stage: StageWork) -> bool:
         """Whether a stage gathers inputs alone: their replicas never change."""
         inputs = self._draft.workload.inputs
-        return bool(stage.gathers) and all(name in inputs for name in stage.gathers)
+        return stage.divisible and all(name in inputs for name in stage.gathers)
 
     def _stored(self, stage: StageWork) -> int:
         """Bytes of a gathered row between ranks."""
-        return sum(self._draft.stored_bytes(name) for name in stage.gathers)
+        return self._ranked.sent_bytes(stage.gathers)
+
+    # Stages that want all sources together
+
+    @property
+    def lane(self) -> Lane:
+        return Lane.PEER if self._knobs.pipeline else Lane.COMPUTE
+
+    def shown(self, name: str, rank: int) -> str:
+        return self._ranked.rows[name, rank]
+
+    def show(self, name: str, rank: int, buffer: str, num_bytes: int) -> str:
+        return buffer
+
+    def reads(self, rank: int, rows_of: tuple[int, ...], row_bytes: int) -> list[Work]:
+        return self._draft.reads_of(rank, rows_of, row_bytes)
+
+    def bring(self, stage: StageWork, op: Op) -> Gathered:
+        return self._whole.bring(stage, op)
+
+    def give_back(self, stage: StageWork, grads: Gathered) -> None:
+        self._whole.give_back(stage, grads)
 
     # Sums
 
@@ -66,7 +89,6 @@ class InPlace:
         """Replicas go when they have been read; nothing else is held."""
 
     def sums(self, stage: StageWork, op: Op) -> dict[int, list[str]]:
-        self._ranked.divisible(stage)
         rows = self._ranked.rows
         sources = {r: [rows[name, r] for name in stage.gathers] for r in self._ranked.ranks}
         return self._classes(stage, op, sources, self._ranked.sum_room)
@@ -156,7 +178,7 @@ class InPlace:
                     stage=stage.index,
                     part=rank,
                     slice=3,
-                    reads=[*others, self._topology(op, rank)],
+                    reads=[*others, self._ranked.edges(op, rank)],
                     writes=[sums[3]],
                     after=after,
                     work=self._draft.remote_reads(rank, self._stored(stage), shares.remote_edges),
@@ -171,9 +193,6 @@ class InPlace:
         if replicas.host:
             self._from_host(stage, op, rank, replicas.host, sums[2])
         return list(sums.values()), read
-
-    def _topology(self, op: Op, rank: int) -> str:
-        return f"topology.out.r{rank}" if op is Op.BACKWARD else f"topology.r{rank}"
 
     def _add(
         self,
@@ -197,7 +216,7 @@ class InPlace:
             stage=stage.index,
             part=rank,
             slice=index,
-            reads=[*sources, self._topology(op, rank)],
+            reads=[*sources, self._ranked.edges(op, rank)],
             writes=[out],
             after=after or (),
             work=self._draft.works(
@@ -287,12 +306,12 @@ class InPlace:
     def _user(self, maker: StageWork) -> StageWork | None:
         """The stage that gathers what a stage writes."""
         stages = self._draft.workload.stages
-        return next((s for s in stages if s.gathers and s.gathers[0] in maker.writes), None)
+        return next((s for s in stages if s.divisible and s.gathers[0] in maker.writes), None)
 
     def _exchanges_sums(self, stage: StageWork) -> bool:
         """Whether replicas of what a stage writes are updated from its sums, not copied."""
         knobs, user = self._knobs, self._user(stage)
-        if user is None or stage.kind != "graph" or knobs.managed or self._draft.num_ranks == 1:
+        if user is None or not stage.divisible or knobs.managed or self._draft.num_ranks == 1:
             return False
         if not knobs.device_cache_frac + knobs.host_cache_frac or knobs.exchange == "outputs":
             return False

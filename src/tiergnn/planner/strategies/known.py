@@ -44,6 +44,11 @@ EVALUATIONS: dict[str, Write] = {
     "grinnder": grinnder.evaluation,
 }
 
+# Those that ranks carry out, likewise.
+RANKED: dict[str, Write] = {
+    "halo": halo.evaluation,
+}
+
 # name -> the knobs that it reads; it refuses any other that is set.
 KNOBS: dict[str, tuple[str, ...]] = {
     "resident": ("recompute",),

@@ -8,16 +8,19 @@ from tiergnn.workload import StageWork, Workload
 
 
 class Lives:
-    """Last readers of every tensor; ``again`` are the stages whose forward is run again."""
+    """Last readers of every tensor; ``again`` are the stages whose forward is run again. In an
+    evaluation (``training`` False) no backward reads."""
 
-    def __init__(self, workload: Workload, again: Iterable[int]) -> None:
+    def __init__(
+        self, workload: Workload, again: Iterable[int] = (), *, training: bool = True
+    ) -> None:
         self._workload, self._again = workload, frozenset(again)
         self._forward: dict[str, int] = {}  # tensor -> the last stage that reads it in forward
         self._backward: dict[str, int] = {}  # tensor -> the last stage that does in backward
         for place, stage in enumerate(workload.stages):
             for name in (*stage.writes, *stage.gathers, *stage.reads):
                 self._forward[name] = place
-            for name in self.kept(stage):
+            for name in self.kept(stage) if training else ():
                 self._backward.setdefault(name, place)
 
     def kept(self, stage: StageWork) -> tuple[str, ...]:

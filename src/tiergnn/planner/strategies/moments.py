@@ -6,6 +6,8 @@ With several ranks each takes those of its own part, and all exchange them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.contents import Content, What
@@ -136,10 +138,13 @@ class Moments:
         done = [s for name in stage.writes for s in draft.statistics(name)]
         if stage.moments_of in draft.workload.inputs:
             done.append(stage)
-        for made in done:
-            for name in (f"s{made.index}", f"s{made.index}.grad"):
-                if name in self._held:
-                    self._writer.release(self._rank, self._held.pop(name))
+        self.drop(name for s in done for name in (f"s{s.index}", f"s{s.index}.grad"))
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Give back those of these moments and gradients that are there."""
+        for name in names:
+            if name in self._held:
+                self._writer.release(self._rank, self._held.pop(name))
 
     def _maker(self, name: str) -> StageWork:
         return next(s for s in self._draft.workload.stages if f"s{s.index}" == name)

@@ -1,20 +1,21 @@
 """NFP: every rank aggregates a slice of the columns over the whole topology.
 
 Two all-to-alls a layer: rows of all columns become columns of all rows, and back; the row-local
-rest of a stage runs on the rank's own rows. What moves does not depend on the edges.
+rest of a stage runs on the rank's own rows. What moves does not depend on the edges. What is no sum
+over edges (attention, maxima) is computed by rows instead, boundary rows being exchanged.
 
 Legend: V nodes of the graph, P rows of one part, N ranks, W columns.
 """
 
 from __future__ import annotations
 
-from tiergnn.errors import PlanError
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
+from tiergnn.planner.strategies.bulk import Bulk
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.fitting import fitted
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.ranked import Ranked
+from tiergnn.planner.strategies.ranked import Gathered, Ranked
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import StageWork, Workload
@@ -25,8 +26,7 @@ USES = ("ranks", "recompute", "storage")
 def write(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
-    """One training step of ``ranks``. Raises PlanError where a tier is too small, and where an
-    aggregation cannot be cut by columns."""
+    """One training step of ``ranks``. Raises PlanError where a tier is too small."""
     ranked = Ranked(Draft("nfp", workload, shape, layout, machine, knobs, uses=USES))
     ranked.write(_Columns(ranked))
     return fitted(ranked.draft.finish(), machine)
@@ -35,16 +35,13 @@ def write(
 class _Columns:
     def __init__(self, ranked: Ranked) -> None:
         self._ranked, self._draft, self._writer = ranked, ranked.draft, ranked.writer
+        self._bulk = Bulk(ranked)
 
     def give(self) -> None:
         draft = self._draft
         for rank in self._ranked.ranks:
             self._ranked.inputs(rank)
-            for name, num_bytes in (
-                ("topology", draft.csr_bytes(draft.whole)),
-                ("topology.out", draft.transposed_bytes(draft.whole)),
-            ):
-                self._writer.given(f"{name}.r{rank}", rank, "device", "topology", num_bytes)
+            self._ranked.topology(rank, draft.whole, num_classes=1)
 
     def made(self, name: str) -> None:
         """Rows are exchanged when they are gathered."""
@@ -54,6 +51,12 @@ class _Columns:
 
     def dropped(self, name: str, rank: int) -> None:
         """Columns go when they have been read."""
+
+    def bring(self, stage: StageWork, op: Op) -> Gathered:
+        return self._bulk.bring(stage, op)
+
+    def give_back(self, stage: StageWork, grads: Gathered) -> None:
+        self._bulk.give_back(stage, grads)
 
     def sums(self, stage: StageWork, op: Op) -> dict[int, list[str]]:
         rows = self._ranked.rows
@@ -75,11 +78,6 @@ class _Columns:
         self, stage: StageWork, op: Op, sources: dict[int, list[str]]
     ) -> dict[int, list[str]]:
         """Own rows to own columns, the aggregation, and back."""
-        if not stage.columnwise:
-            raise PlanError(
-                f"nfp: stage {stage.index} ({stage.op}) does not work on every column by itself",
-                hint="the strategy halo",
-            )
         draft, ranks, backward = self._draft, self._ranked.ranks, op is Op.BACKWARD
         tag = f"s{stage.index}.{op.value.lower()}"
         nodes = draft.whole.rows
@@ -95,14 +93,13 @@ class _Columns:
         totals = {}
         for rank in ranks:
             totals[rank] = columns(label, rank)
-            topology = f"topology.out.r{rank}" if backward else f"topology.r{rank}"
             self._writer.add(
                 rank,
                 Lane.COMPUTE,
                 op,
                 stage=stage.index,
                 slice=rank,
-                reads=[given[rank], topology],
+                reads=[given[rank], self._ranked.edges(op, rank)],
                 writes=[totals[rank]],
                 work=draft.works(
                     stage.backward if backward else stage.forward,
@@ -132,7 +129,7 @@ class _Columns:
     ) -> None:
         """An all-to-all; the work of each rank is what it sends."""
         draft, ranks = self._draft, self._ranked.ranks
-        stored = sum(draft.stored_bytes(name) for name in stage.gathers)
+        stored = self._ranked.sent_bytes(stage.gathers)
         computed = max(1, draft.sum_bytes(stage))
         work: dict[int, list[Work]] = {}
         for rank in ranks:

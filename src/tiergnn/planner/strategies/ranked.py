@@ -1,25 +1,28 @@
 """Ranked: several ranks, each with one part of the rows; how they reach each other's is a strategy.
 
-Every rank holds the rows of its part on its device, as long as something reads them. A stage with a
-graph operation is AGGREGATE, one for each class of sources (``slice`` is the class), and UPDATE
-for the row-local rest; in backward BACKWARD of the part, then BACKWARD of each class over the
-transposed graph. Ways to the rows of others are ``Sources``.
+Every rank holds the rows of its part on its device, as long as something reads them. A stage whose
+graph operation adds up over sets of edges is AGGREGATE, one for each class of sources (``slice`` is
+the class), and UPDATE for the row-local rest; in backward BACKWARD of the rest, then BACKWARD of
+each class. Any other stage is FORWARD and BACKWARD over all sources of a part, which are brought
+together first. Ways to the rows of others are ``Sources``.
 
 Legend: P rows of one part, S source rows it reads, E edges.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
-from tiergnn.errors import PlanError
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.lives import Lives
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.schedule.actions import Lane, Op, Work
-from tiergnn.workload import StageWork
+from tiergnn.schedule.contents import Content, What
+from tiergnn.workload import Extent, StageWork
 
 Rows = dict[tuple[str, int], str]  # (tensor, rank) -> buffer
+Gathered = dict[int, dict[str, str]]  # rank -> tensor -> buffer of all its sources
 
 
 class Sources(Protocol):
@@ -42,7 +45,15 @@ class Sources(Protocol):
         ...
 
     def scatter(self, stage: StageWork, grads: dict[int, str]) -> dict[int, list[str]]:
-        """From the gradients of sums: rank -> what each class gives to those of its rows."""
+        """From the gradients of sums: rank -> what is to be added to those of its rows."""
+        ...
+
+    def bring(self, stage: StageWork, op: Op) -> Gathered:
+        """All sources of every part, of each tensor that a stage gathers."""
+        ...
+
+    def give_back(self, stage: StageWork, grads: Gathered) -> None:
+        """Add the gradients of sources to those of their owners' rows, and release them."""
         ...
 
     def dropped(self, name: str, rank: int) -> None:
@@ -51,28 +62,36 @@ class Sources(Protocol):
 
 
 class Ranked:
-    """Writes one training step of all ranks, stage by stage."""
+    """Writes one training step of all ranks, or an evaluation, stage by stage."""
 
-    def __init__(self, draft: Draft) -> None:
-        self.draft, self.writer = draft, draft.writer
+    def __init__(self, draft: Draft, *, training: bool = True) -> None:
+        self.draft, self.writer, self.training = draft, draft.writer, training
         self.ranks = range(draft.num_ranks)
         self.rows: Rows = {}
         self.moments = [Moments(draft, rank) for rank in self.ranks]
-        self._again = frozenset(draft.knobs.recompute)
-        self._lives = Lives(draft.workload, self._again)
+        self._again = frozenset(draft.knobs.recompute) if training else frozenset[int]()
+        self._lives = Lives(draft.workload, self._again, training=training)
         self._grads: Rows = {}
         self._saved: dict[tuple[int, int], list[str]] = {}  # (stage, rank) -> what it keeps
         self._stages = draft.workload.stages
 
     def write(self, sources: Sources) -> None:
+        """One training step, or the forward of an evaluation, whose output's rows stay."""
         draft = self.draft
         for rank in self.ranks:
-            draft.parameters(rank)
+            draft.parameters(rank, optimizer=self.training)
         sources.give()
         for stage in self._stages:
             self._forward(stage, sources)
+            if not self.training:
+                self._free_moments(stage)
             for name in self._lives.end_forward(stage):
                 self._drop(name, sources)
+        if self.training:
+            self._train(sources)
+
+    def _train(self, sources: Sources) -> None:
+        draft = self.draft
         out = draft.workload.output
         for rank in self.ranks:
             self._grads[out, rank] = draft.loss(rank, rank, self.rows[out, rank])
@@ -91,43 +110,77 @@ class Ranked:
                 self._drop(name, sources)
         draft.step()
 
-    def topology(self, rank: int) -> None:
-        """A rank's edges, in and out, in its device's memory."""
-        draft, extent = self.draft, self.draft.extent(rank)
+    def _free_moments(self, stage: StageWork) -> None:
+        """Of an evaluation: moments go after their last reader."""
+        last: dict[str, int] = {}
+        for reader in self._stages:
+            last |= dict.fromkeys((*reader.statistics, f"s{reader.index}"), reader.index)
+        gone = [name for name, index in last.items() if index == stage.index]
+        for rank in self.ranks:
+            self.moments[rank].drop(gone)
+
+    # What is there
+
+    def topology(self, rank: int, extent: Extent | None = None, *, num_classes: int) -> None:
+        """A rank's edges in its device's memory: those of its part (``topology``), and cut into
+        classes of sources (``edges``), of ``extent`` where those are not the part's; in backward
+        by their sources (``.out``)."""
+        draft, part = self.draft, self.draft.extent(rank)
+        extent = extent or part
+        graphs = [stage for stage in self._stages if stage.kind == "graph"]
+        divided = any(stage.divisible for stage in graphs)
+        whole = any(not stage.divisible for stage in graphs)
+        there: list[tuple[str, bool, int, What | None]] = [
+            ("topology", True, draft.block_bytes(part), What.TOPOLOGY)
+        ]
+        there += [("topology.out", whole, draft.transposed_bytes(part), What.OUT_EDGES)]
         for name, num_bytes in (
-            ("topology", draft.csr_bytes(extent)),
-            ("topology.out", draft.transposed_bytes(extent)),
+            ("edges", draft.csr_bytes(extent)),
+            ("edges.out", draft.transposed_bytes(extent)),
         ):
-            self.writer.given(f"{name}.r{rank}", rank, "device", "topology", num_bytes)
+            num_bytes += (num_classes - 1) * 8 * (extent.sources + 1)
+            there.append((name, divided, num_bytes, None))
+        for name, wanted, num_bytes, what in there:
+            if wanted and (self.training or not name.endswith(".out")):
+                holds = None if what is None else Content(what, part=rank)
+                self.writer.given(f"{name}.r{rank}", rank, "device", "topology", num_bytes,
+                    holds=holds,
+                )  # fmt: skip
+
+    def edges(self, op: Op, rank: int) -> str:
+        """The edges that an AGGREGATE or a BACKWARD of a class reads."""
+        return f"edges.out.r{rank}" if op is Op.BACKWARD else f"edges.r{rank}"
 
     def inputs(self, rank: int) -> None:
-        """A rank's rows of the inputs, in its device's memory."""
+        """A rank's rows of the inputs, as they are computed with, in its device's memory."""
         for name in self.draft.workload.inputs:
-            num_bytes = self.draft.count(name, rank) * self.draft.stored_bytes(name)
+            num_bytes = self.draft.count(name, rank) * self.draft.row_bytes(name)
             self.rows[name, rank] = self.writer.given(
-                f"{name}.p{rank}", rank, "device", "features", num_bytes
-            )
+                f"{name}.p{rank}", rank, "device", "features", num_bytes,
+                holds=Content(What.ROWS, name, rank),
+            )  # fmt: skip
 
-    def divisible(self, stage: StageWork) -> None:
-        """Raises PlanError for a graph operation that wants all its sources at once."""
-        if not stage.columnwise:
-            raise PlanError(
-                f"{self.draft.strategy}: stage {stage.index} ({stage.op}) wants all sources of a "
-                "row at once",
-                hint="the strategy halo",
-            )
+    def sent_bytes(self, names: Iterable[str]) -> int:
+        """Of a row of these tensors between ranks: inputs travel as they are held."""
+        draft = self.draft
+        return sum(
+            draft.row_bytes(name) if name in draft.workload.inputs else draft.stored_bytes(name)
+            for name in names
+        )
 
     def sum_room(self, stage: StageWork, rank: int, index: int) -> str:
         """Room for the sums of one class of sources."""
-        num_bytes = self.draft.layout.parts[rank].rows * self.draft.sum_bytes(stage)
-        name = f"sum.s{stage.index}.p{rank}.c{index}"
-        return self.draft.take(name, "activations", num_bytes, rank=rank)
+        return self._room(stage, rank, f"sum.s{stage.index}.p{rank}.c{index}", What.SUM)
 
     def grad_room(self, stage: StageWork, rank: int, index: int) -> str:
         """Room for what one class gives to the gradients of gathered rows."""
+        return self._room(stage, rank, f"grad.s{stage.index}.p{rank}.c{index}", What.SHARE)
+
+    def _room(self, stage: StageWork, rank: int, name: str, what: What) -> str:
         num_bytes = self.draft.layout.parts[rank].rows * self.draft.sum_bytes(stage)
-        name = f"grad.s{stage.index}.p{rank}.c{index}"
-        return self.draft.take(name, "gradients", num_bytes, rank=rank)
+        kind = "activations" if what is What.SUM else "gradients"
+        holds = Content(what, stage.gathers[0], rank)
+        return self.draft.take(name, kind, num_bytes, rank=rank, holds=holds)
 
     def _drop(self, name: str, sources: Sources) -> None:
         for rank in self.ranks:
@@ -143,7 +196,8 @@ class Ranked:
             self._statistic(stage)
         if not stage.writes:
             return  # moments for later stages
-        keep = stage.index not in self._again
+        graded = any(self.draft.has_grad(name) for name in stage.writes)
+        keep = self.training and graded and stage.index not in self._again
         self._run(stage, sources, Op.FORWARD, keep=keep)
         for name in stage.writes:
             sources.made(name)
@@ -159,25 +213,22 @@ class Ranked:
 
     def _run(self, stage: StageWork, sources: Sources, op: Op, *, keep: bool) -> Rows:
         """A stage's forward on every rank; gives the rows that it wrote."""
-        draft, written = self.draft, {}
+        draft, written, again = self.draft, {}, op is Op.RECOMPUTE
         sums: dict[int, list[str]] = {rank: [] for rank in self.ranks}
-        if stage.kind == "graph":
+        brought: Gathered = {rank: {} for rank in self.ranks}
+        if stage.divisible:
             sums = sources.sums(stage, Op.AGGREGATE if op is Op.FORWARD else op)
             if op is Op.FORWARD:
                 sources.summed(stage, sums)
                 op = Op.UPDATE
+        elif stage.kind == "graph":
+            brought = sources.bring(stage, op)
         for rank in self.ranks:
             extent = draft.extent(rank)
-            outputs = {}
-            for name in stage.writes:
-                num_bytes = self.draft.count(name, rank) * draft.row_bytes(name)
-                outputs[name] = draft.take(f"{name}.p{rank}", "activations", num_bytes, rank=rank)
+            outputs = {name: self._output(name, rank) for name in stage.writes}
             held = stage.kept_held.at(extent) if keep else stage.forward_held.at(extent)
             kept = stage.kept.at(extent) if keep else 0
-            saved = []
-            if keep:
-                saved = [draft.take(f"saved.s{stage.index}.p{rank}", "saved", kept, rank=rank)]
-                self._saved[stage.index, rank] = saved
+            saved = [self._keep(stage, rank, kept)] if keep else []
             scratch = draft.take(
                 f"work.s{stage.index}.p{rank}", "workspace", max(0, held - kept), rank=rank
             )
@@ -188,22 +239,51 @@ class Ranked:
                 op,
                 stage=stage.index,
                 part=rank,
-                reads=[*sums[rank], *self._own(stage, rank), *self._shared(stage, rank)],
+                reads=[
+                    *sums[rank], *brought[rank].values(), *self._own(stage, rank),
+                    *self._shared(stage, rank),
+                ],
                 writes=[*outputs.values(), *saved, scratch],
                 work=draft.works(stage.forward, extent, kinds=kinds),
-            )
+            )  # fmt: skip
             self.writer.release(rank, scratch, *sums[rank])
+            for name, buffer in brought[rank].items():
+                if keep and name in stage.saves:
+                    saved.append(buffer)
+                else:
+                    self.writer.release(rank, buffer)
+            if keep:
+                self._saved[stage.index, rank] = saved
             written |= {(name, rank): buffer for name, buffer in outputs.items()}
-        if op is not Op.RECOMPUTE:
+        if not again:
             self.rows |= written
         return written
+
+    def _output(self, name: str, rank: int) -> str:
+        """Room for a part's rows; those of an evaluation's output are there after it."""
+        draft, label, holds = self.draft, f"{name}.p{rank}", Content(What.ROWS, name, rank)
+        num_bytes = draft.count(name, rank) * draft.row_bytes(name)
+        if self.training or name != draft.workload.output:
+            return draft.take(label, "activations", num_bytes, rank=rank, holds=holds)
+        answer = self.writer.buffer(
+            label, rank, "device", "activations", num_bytes, lasting=True, holds=holds
+        )
+        self.writer.reserve(rank, answer)
+        return answer
+
+    def _keep(self, stage: StageWork, rank: int, num_bytes: int) -> str:
+        """Room for what a stage keeps for its backward."""
+        holds = Content(What.SAVED, f"s{stage.index}", rank)
+        name = f"saved.s{stage.index}.p{rank}"
+        return self.draft.take(name, "saved", num_bytes, rank=rank, holds=holds)
 
     def _own(self, stage: StageWork, rank: int) -> list[str]:
         return [self.rows[name, rank] for name in stage.reads]
 
     def _shared(self, stage: StageWork, rank: int) -> list[str]:
+        """What every pass of a stage reads beside rows: degrees may be asked for by any code."""
         parameters = [self.draft.own("parameters", rank)] if stage.parameter_bytes else []
-        return [*parameters, *self.moments[rank].of(stage)]
+        return [f"topology.r{rank}", *parameters, *self.moments[rank].of(stage)]
 
     # Backward
 
@@ -212,38 +292,70 @@ class Ranked:
         again: Rows = {}
         if stage.index in self._again:
             again = self._run(stage, sources, Op.RECOMPUTE, keep=True)
-        graph = stage.kind == "graph"
-        through = graph and any(draft.has_grad(name) for name in stage.gathers)
+        graded = [name for name in stage.gathers if draft.has_grad(name)]
+        through = stage.divisible and bool(graded)
         wanted = [name for name in dict.fromkeys(stage.reads) if draft.has_grad(name)]
-        sums = {rank: self._dense(stage, rank, again, wanted, through) for rank in self.ranks}
+        whole: Gathered = {rank: {} for rank in self.ranks}
+        if not stage.divisible:
+            whole = {rank: self._source_grads(stage, rank, graded) for rank in self.ranks}
+        sums = {
+            rank: self._dense(stage, rank, again, wanted, whole[rank], through=through)
+            for rank in self.ranks
+        }
         if through:
             for rank, parts in sources.scatter(stage, sums).items():
                 self.writer.release(rank, sums[rank])
-                self._gather_grads(stage, rank, parts)
+                self.add_up(stage, rank, stage.gathers[0], parts)
+                self.writer.release(rank, *parts)
+        elif graded:
+            sources.give_back(stage, whole)
         for name in stage.writes:
             for rank in self.ranks:
                 if (name, rank) in self._grads:
                     self.writer.release(rank, self._grads.pop((name, rank)))
 
+    def _source_grads(self, stage: StageWork, rank: int, names: list[str]) -> dict[str, str]:
+        draft = self.draft
+        return {
+            name: draft.take(
+                f"{name}.grad.p{rank}.in", "gradients",
+                draft.extent(rank).sources * draft.row_bytes(name), rank=rank,
+                holds=Content(What.SOURCES_GRAD, name, rank),
+            )
+            for name in names
+        }  # fmt: skip
+
     def _dense(
-        self, stage: StageWork, rank: int, again: Rows, wanted: list[str], through: bool
+        self,
+        stage: StageWork,
+        rank: int,
+        again: Rows,
+        wanted: list[str],
+        whole: dict[str, str],
+        *,
+        through: bool,
     ) -> str:
-        """The row-local half: to the gradients of sums, of own rows and of parameters."""
+        """To the gradients of parameters and of own rows, and of the sums, which it gives
+        (``through``), or of all sources (``whole``). Own rows that are gathered, too, count there.
+        """
         draft, extent = self.draft, self.draft.extent(rank)
         self.moments[rank].clear_grads(stage)
-        added = []
+        added, made = [], list(whole.values())
         for name in wanted:
+            if name in whole:
+                continue
             if (name, rank) in self._grads:
                 added.append(self._grads[name, rank])
             else:
                 self._open_grad(name, rank)
-        made = [self._grads[name, rank] for name in wanted]
+            made.append(self._grads[name, rank])
         total = ""
         if through:
-            num_bytes = extent.rows * draft.sum_bytes(stage)
             total = draft.take(
-                f"sum.s{stage.index}.grad.p{rank}", "gradients", num_bytes, rank=rank
-            )
+                f"sum.s{stage.index}.grad.p{rank}", "gradients",
+                extent.rows * draft.sum_bytes(stage), rank=rank,
+                holds=Content(What.SUM_GRAD, stage.gathers[0], rank),
+            )  # fmt: skip
             made.append(total)
         scratch = draft.take(
             f"work.s{stage.index}.p{rank}.back",
@@ -261,7 +373,7 @@ class Ranked:
         ]
         grads = [self._grads[name, rank] for name in stage.writes if (name, rank) in self._grads]
         remade = [buffer for (_, r), buffer in again.items() if r == rank]
-        kinds = ("matmul", "stream") if through else ("gather", "matmul", "stream")
+        kinds = ("matmul", "stream") if stage.divisible else ("gather", "matmul", "stream")
         self.writer.add(
             rank,
             Lane.COMPUTE,
@@ -281,39 +393,44 @@ class Ranked:
     def _open_grad(self, name: str, rank: int) -> None:
         num_bytes = self.draft.count(name, rank) * self.draft.row_bytes(name)
         self._grads[name, rank] = self.draft.take(
-            f"{name}.grad.p{rank}", "gradients", num_bytes, rank=rank
-        )
+            f"{name}.grad.p{rank}", "gradients", num_bytes, rank=rank,
+            holds=Content(What.GRAD, name, rank),
+        )  # fmt: skip
 
-    def _gather_grads(self, stage: StageWork, rank: int, parts: list[str]) -> None:
-        """What all classes gave to the gradients of gathered rows, in one order."""
-        for name in stage.gathers:
-            if not self.draft.has_grad(name):
-                continue
-            size = self.draft.count(name, rank) * self.draft.row_bytes(name)
-            new = (name, rank) not in self._grads
-            if new:
-                self._open_grad(name, rank)
-            grad = self._grads[name, rank]
-            if new:
-                self.writer.add(
-                    rank,
-                    Lane.COMPUTE,
-                    Op.ZERO,
-                    part=rank,
-                    writes=[grad],
-                    work=[Work(kind="stream", amount=size)],
-                )
+    def add_up(
+        self,
+        stage: StageWork,
+        rank: int,
+        name: str,
+        parts: list[str],
+        *,
+        after: tuple[int, ...] = (),
+        work: tuple[Work, ...] = (),
+    ) -> int:
+        """Add to the gradient of a rank's rows what was given to it, in one order."""
+        size = self.draft.count(name, rank) * self.draft.row_bytes(name)
+        if (name, rank) not in self._grads:
+            self._open_grad(name, rank)
             self.writer.add(
                 rank,
                 Lane.COMPUTE,
-                Op.ACCUMULATE,
-                stage=stage.index,
+                Op.ZERO,
                 part=rank,
-                reads=[*parts, grad],
-                writes=[grad],
-                work=[Work(kind="stream", amount=(len(parts) + 2) * size)],
+                writes=[self._grads[name, rank]],
+                work=[Work(kind="stream", amount=size)],
             )
-        self.writer.release(rank, *parts)
+        grad = self._grads[name, rank]
+        return self.writer.add(
+            rank,
+            Lane.COMPUTE,
+            Op.ACCUMULATE,
+            stage=stage.index,
+            part=rank,
+            reads=[*parts, grad],
+            writes=[grad],
+            after=after,
+            work=[Work(kind="stream", amount=(len(parts) + 2) * size), *work],
+        )
 
     def _statistic_backward(self, stage: StageWork) -> None:
         if self.draft.num_ranks > 1:

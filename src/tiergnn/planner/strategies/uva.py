@@ -14,8 +14,10 @@ from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.fitting import fitted
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.ranked import Ranked
+from tiergnn.planner.strategies.ranked import Gathered, Ranked
+from tiergnn.planner.strategies.reading import Reading
 from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import StageWork, Workload
 
@@ -37,18 +39,20 @@ class _Host:
     def __init__(self, ranked: Ranked) -> None:
         self._ranked, self._draft, self._writer = ranked, ranked.draft, ranked.writer
         self._host: dict[tuple[str, int], str] = {}  # (tensor, rank) -> its rows in host memory
+        self._whole = Reading(ranked, self)
 
     def give(self) -> None:
         gathered = {name for stage in self._draft.workload.stages for name in stage.gathers}
         for rank in self._ranked.ranks:
-            self._ranked.topology(rank)
+            self._ranked.topology(rank, num_classes=1)
             self._ranked.inputs(rank)
             for name in self._draft.workload.inputs:
                 if name in gathered:
-                    num_bytes = self._draft.count(name, rank) * self._draft.stored_bytes(name)
+                    num_bytes = self._draft.count(name, rank) * self._ranked.sent_bytes([name])
                     self._host[name, rank] = self._writer.given(
-                        f"{name}.p{rank}@host", rank, "host", "features", num_bytes
-                    )
+                        f"{name}.p{rank}@host", rank, "host", "features", num_bytes,
+                        holds=Content(What.ROWS, name, rank),
+                    )  # fmt: skip
 
     def made(self, name: str) -> None:
         if not any(name in stage.gathers for stage in self._draft.workload.stages):
@@ -56,16 +60,17 @@ class _Host:
         for rank in self._ranked.ranks:
             num_bytes = self._draft.count(name, rank) * self._draft.stored_bytes(name)
             self._host[name, rank] = self._publish(
-                f"{name}.p{rank}@host",
-                rank,
-                "activations",
-                num_bytes,
-                self._ranked.rows[name, rank],
-            )
+                f"{name}.p{rank}@host", rank, "activations", num_bytes,
+                self._ranked.rows[name, rank], Content(What.ROWS, name, rank),
+            )  # fmt: skip
 
-    def _publish(self, name: str, rank: int, kind: str, num_bytes: int, source: str) -> str:
+    def _publish(
+        self, name: str, rank: int, kind: str, num_bytes: int, source: str, holds: Content
+    ) -> str:
         """Rows from the device to host memory, where all ranks read them."""
-        host = self._draft.take(name, kind, num_bytes, rank=rank, tier="host", lane=Lane.D2H)
+        host = self._draft.take(
+            name, kind, num_bytes, rank=rank, tier="host", lane=Lane.D2H, holds=holds
+        )
         self._writer.add(
             rank,
             Lane.D2H,
@@ -85,8 +90,32 @@ class _Host:
         if host is not None:
             self._writer.release(rank, host, lane=Lane.D2H)
 
+    # Stages that want all sources together
+
+    lane = Lane.H2D
+
+    def shown(self, name: str, rank: int) -> str:
+        return self._host[name, rank]
+
+    def show(self, name: str, rank: int, buffer: str, num_bytes: int) -> str:
+        holds = Content(What.SOURCES_GRAD, name, rank)
+        label = f"{name}.grad.p{rank}.in@host"
+        return self._publish(label, rank, "gradients", num_bytes, buffer, holds)
+
+    def reads(self, rank: int, rows_of: tuple[int, ...], row_bytes: int) -> list[Work]:
+        rows = sum(count for other, count in enumerate(rows_of) if other != rank)
+        place = self._draft.link("zero_copy", "h2d")
+        return [Work(kind="move", amount=rows * row_bytes, grain=max(1, row_bytes), place=place)]
+
+    def bring(self, stage: StageWork, op: Op) -> Gathered:
+        return self._whole.bring(stage, op)
+
+    def give_back(self, stage: StageWork, grads: Gathered) -> None:
+        self._whole.give_back(stage, grads)
+
+    # Sums
+
     def sums(self, stage: StageWork, op: Op) -> dict[int, list[str]]:
-        self._ranked.divisible(stage)
         ranks = self._ranked.ranks
         sources = {r: [self._host[name, r] for name in stage.gathers] for r in ranks}
         return {r: [b] for r, b in self._read(stage, op, sources).items()}
@@ -96,14 +125,15 @@ class _Host:
         for rank, source in grads.items():
             num_bytes = self._draft.layout.parts[rank].rows * self._row_bytes(stage)
             name = f"sum.s{stage.index}.grad.p{rank}@host"
-            sources[rank] = [self._publish(name, rank, "gradients", num_bytes, source)]
+            holds = Content(What.SUM_GRAD, stage.gathers[0], rank)
+            sources[rank] = [self._publish(name, rank, "gradients", num_bytes, source, holds)]
         made = self._read(stage, Op.BACKWARD, sources)
         for rank, (host,) in sources.items():
             self._writer.release(rank, host, lane=Lane.D2H)
         return {rank: [buffer] for rank, buffer in made.items()}
 
     def _row_bytes(self, stage: StageWork) -> int:
-        return sum(self._draft.stored_bytes(name) for name in stage.gathers)
+        return self._ranked.sent_bytes(stage.gathers)
 
     def _read(self, stage: StageWork, op: Op, sources: dict[int, list[str]]) -> dict[int, str]:
         """Every rank's sums, from rows that all ranks have in host memory."""
@@ -119,7 +149,6 @@ class _Host:
         row = self._row_bytes(stage)
         for rank in ranks:
             made[rank] = room(stage, rank, 0)
-            topology = f"topology.out.r{rank}" if backward else f"topology.r{rank}"
             read[rank] = [
                 self._writer.add(
                     rank,
@@ -128,7 +157,7 @@ class _Host:
                     stage=stage.index,
                     part=rank,
                     slice=0,
-                    reads=[*everyone, topology],
+                    reads=[*everyone, self._ranked.edges(op, rank)],
                     writes=[made[rank]],
                     work=[
                         Work(

@@ -1,0 +1,122 @@
+"""OwnPart: what one rank holds of the graph: its rows' in-edges, and who reads which rows of whom.
+
+A rank reads its own edges only; which of its rows others read, those tell it.
+
+Legend: V nodes, P own rows, H rows of others that they read, S = P + H, E own edges, N ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tiergnn.graph.csr import Graph
+from tiergnn.graph.halo_counts import curve_of
+from tiergnn.graph.partition import Partition
+from tiergnn.graph.shape import PartShape
+from tiergnn.kernels.block import Block
+from tiergnn.schedule.contents import Content, What
+from tiergnn.transport.transport import Transport
+
+_OF_SOURCES = (What.SOURCES, What.SOURCES_GRAD)
+_OF_HALO = (What.HALO, What.HALO_GRAD)
+
+
+class OwnPart:
+    """The part of ``transport``'s rank, on ``device``. All ranks make theirs together.
+
+    ``edge_ids``: the block knows its edges' place in the graph.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        partition: Partition,
+        transport: Transport,
+        *,
+        edge_ids: bool,
+        device: torch.device,
+    ):
+        self.rank, self.device = transport.rank, device
+        own = partition.own(self.rank)
+        self.gid = torch.from_numpy(own.astype(np.int64))
+        rowptr, eid = _edges_of(graph.rowptr, own)
+        self.eid = torch.from_numpy(eid)
+        col = np.asarray(graph.col[_as_slice(eid)])
+        start = partition.part_ptr[self.rank]
+        outside = partition.part_of[col] != self.rank
+        place = np.unique(partition.position[col[outside]])  # by owner, then by gid
+        halo = partition.order[place]
+        lid = partition.position[col].astype(np.int64) - start
+        lid[outside] = own.size + np.searchsorted(place, partition.position[col[outside]])
+        owners = partition.part_of[halo]
+        self.reads_of: list[int] = np.bincount(owners, minlength=transport.size).tolist()
+        rows = torch.from_numpy((place - partition.part_ptr[owners]).astype(np.int64))
+        # Rows of others where they lie there [H], and own rows that others read, by reader.
+        self.halo_rows = rows.to(device)
+        sent = transport.exchange(rows, self.reads_of, tag="rows that are read")
+        asked = transport.gather(self.reads_of, tag="rows that are read")
+        self.sent_to: list[int] = [each[self.rank] for each in asked]
+        self.sent_rows = sent.to(device)
+        src_gid = np.concatenate([own, halo]).astype(np.int64)
+        dtype = np.int32 if src_gid.size < 2**31 else np.int64
+        self._serves = np.bincount(lid[outside] - own.size, minlength=halo.size)
+        self.block = Block(
+            rowptr=torch.from_numpy(rowptr),
+            col=torch.from_numpy(lid.astype(dtype)),
+            num_src=src_gid.size,
+            dst_gid=self.gid,
+            src_gid=torch.from_numpy(src_gid),
+            eid=self.eid if edge_ids else None,
+            num_graph_nodes=graph.num_nodes,
+            num_graph_edges=graph.num_edges,
+        ).to(device)
+
+    @property
+    def num_rows(self) -> int:
+        return self.block.num_dst
+
+    def shape(self, labelled: np.ndarray) -> PartShape:
+        """Its counts; ``labelled`` are the graph's nodes that make the loss."""
+        outside = int(self._serves.sum())
+        return PartShape(
+            rows=self.num_rows,
+            edges=self.block.num_edges,
+            local_edges=self.block.num_edges - outside,
+            labelled=int(np.isin(self.gid.numpy(), labelled).sum()),
+            halo_of=tuple(self.reads_of),
+            served=curve_of(self._serves),
+        )
+
+    def count(self, content: Content, of: str) -> int:
+        """Rows of what a buffer holds; ``of`` "nodes" or "edges"."""
+        if of == "edges":
+            return self.block.num_edges
+        if content.what in _OF_SOURCES:
+            return self.block.num_src
+        if content.what in _OF_HALO:
+            return self.block.num_src - self.block.num_dst
+        if content.what is What.RETURNED:
+            return len(self.sent_rows)
+        return self.block.num_dst
+
+    def take(self, rows: np.ndarray, of: str) -> np.ndarray:
+        """Own rows of the graph's, of nodes or of edges: copies of those alone."""
+        where = self.eid if of == "edges" else self.gid
+        return np.array(rows[_as_slice(where.numpy())])
+
+
+def _edges_of(rowptr: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row pointers int64 [P+1] of own rows, and their edges' places in the graph int64 [E]."""
+    starts = np.asarray(rowptr[own], np.int64)
+    degree = np.asarray(rowptr[own + 1], np.int64) - starts
+    ptr = np.concatenate([[0], np.cumsum(degree)]).astype(np.int64)
+    return ptr, np.arange(ptr[-1], dtype=np.int64) + np.repeat(starts - ptr[:-1], degree)
+
+
+def _as_slice(index: np.ndarray) -> np.ndarray | slice:
+    """Ascending, distinct numbers as the slice that they are, if so."""
+    if not index.size:
+        return slice(0, 0)
+    first, last = int(index[0]), int(index[-1])
+    return slice(first, last + 1) if last - first + 1 == index.size else index

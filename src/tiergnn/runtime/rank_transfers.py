@@ -1,0 +1,217 @@
+"""RankTransfers: rows and gradients between a rank's buffers and, when all meet, between ranks.
+
+What is done follows from what buffers hold. Everything that meets goes over the transport's
+channel ``peer``; sums over ranks are in the order of ranks.
+
+Legend: P own rows, H rows of others that they read, R own rows that others read, N ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tiergnn.memory.moves import add_rows
+from tiergnn.memory.store import convert, encode
+from tiergnn.models.moments import moments_grad
+from tiergnn.models.stages import Program
+from tiergnn.runtime.buffers import Buffers
+from tiergnn.runtime.own_part import OwnPart
+from tiergnn.schedule.actions import Action
+from tiergnn.schedule.contents import Content, What
+from tiergnn.transport.transport import Transport, rows_bytes
+
+_CHANNEL = "peer"
+_BROUGHT = (What.HALO, What.SOURCES)
+
+
+class RankTransfers:
+    """``storage``: the dtype of rows between ranks (None: as computed); inputs keep theirs."""
+
+    def __init__(
+        self,
+        program: Program,
+        buffers: Buffers,
+        part: OwnPart,
+        transport: Transport,
+        *,
+        model: nn.Module,
+        storage: torch.dtype | None,
+    ):
+        self._program, self._buffers, self._part = program, buffers, part
+        self._transport, self._model, self._storage = transport, model, storage
+        self._widths = {
+            f"s{stage.index}": program.rows[stage.statistic.of]
+            for stage in program.stages
+            if stage.statistic is not None
+        }
+
+    # Meetings
+
+    def barrier(self, action: Action) -> None:
+        self._transport.barrier(channel=_CHANNEL, tag=_tag(action))
+
+    def exchange(self, action: Action) -> int:
+        """Gives the bytes that this rank sends to others."""
+        contents = [(n, h) for n in action.writes if (h := self._buffers.holds(n)) is not None]
+        return sum(self._exchange(action, name, holds) for name, holds in contents)
+
+    def _exchange(self, action: Action, name: str, holds: Content) -> int:
+        if holds.what is What.PART_MOMENTS:
+            return self._exchange_moments(action, name)
+        part = self._part
+        if holds.what in _BROUGHT:
+            own = self._source(action, holds.of, What.ROWS)
+            room: Any = self._buffers.room(name)
+            if holds.what is What.SOURCES:
+                room[: part.num_rows] = own
+                room = room[part.num_rows :]
+            return self._bring(action, holds.of, own, room)
+        assert holds.what is What.RETURNED, str(holds)
+        return self._return(action, holds.of, name)
+
+    def _source(self, action: Action, of: str, *kinds: What) -> Tensor:
+        """Rows of a tensor that an action reads; of gradients of sources, those of others' rows."""
+        for name in action.reads:
+            holds = self._buffers.holds(name)
+            if holds is not None and holds.what in kinds and holds.of == of:
+                rows = self._buffers.get(name)
+                return rows[self._part.num_rows :] if holds.what is What.SOURCES_GRAD else rows
+        raise AssertionError(str(action))
+
+    def _bring(self, action: Action, of: str, own: Tensor, room: Tensor) -> int:
+        """Own rows to those who read them, rows of others into ``room`` [H, ...]."""
+        part, dtype = self._part, self._sent_dtype(of)
+        shape = (len(part.sent_rows), *own.shape[1:])
+        sent = self._room(shape, dtype, own.device)
+        if dtype == own.dtype:
+            torch.index_select(own, 0, part.sent_rows, out=sent)
+        else:
+            encode(own.index_select(0, part.sent_rows), sent, of)
+        self._swap(action, sent, part.sent_to, part.reads_of, room)
+        return sum(part.sent_to) * rows_bytes(sent)
+
+    def _return(self, action: Action, of: str, name: str) -> int:
+        """Gradients of rows of others to their owners; what comes back stands by reader."""
+        part, dtype = self._part, self._sent_dtype(of)
+        given = self._source(action, of, What.HALO_GRAD, What.SOURCES_GRAD)
+        if dtype != given.dtype:
+            narrow = self._room(tuple(given.shape), dtype, given.device)
+            encode(given, narrow, of)
+            given = narrow
+        room: Any = self._buffers.room(name)
+        self._swap(action, given.contiguous(), part.reads_of, part.sent_to, room)
+        return sum(part.reads_of) * rows_bytes(given)
+
+    def _swap(
+        self, action: Action, rows: Tensor, give: list[int], take: list[int], room: Tensor
+    ) -> None:
+        direct = room.dtype == rows.dtype and room.is_contiguous()
+        got = self._transport.exchange(
+            rows, give, take, out=room if direct else None, channel=_CHANNEL, tag=_tag(action)
+        )
+        if not direct:
+            convert(got, room)
+
+    def _room(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        if device.type == "cpu":
+            return self._transport.room(shape, dtype, _CHANNEL)
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def _sent_dtype(self, of: str) -> torch.dtype:
+        computed = self._program.rows[of].dtype
+        narrow = self._storage is not None and computed.is_floating_point
+        return self._storage or computed if narrow and of not in self._program.needs else computed
+
+    def _exchange_moments(self, action: Action, name: str) -> int:
+        """Every rank's to all others, in the order of ranks."""
+        (values,) = self._buffers.get(name)
+        size = self._transport.size
+        given = values.detach()[None].expand(size, *values.shape).contiguous()
+        ones = [1] * size
+        got = self._transport.exchange(given, ones, ones, channel=_CHANNEL, tag=_tag(action))
+        self._buffers.put(name, list(got.unbind()))
+        return (size - 1) * rows_bytes(given)
+
+    def reduce(self, action: Action) -> int:
+        """Sums over ranks of the gradients of moments, or of the parameters."""
+        name = action.reads[0]
+        holds = self._buffers.holds(name)
+        if holds is None:
+            summed = [p.grad for p in self._model.parameters() if p.grad is not None]
+        else:
+            assert holds.what is What.MOMENTS_GRAD, str(holds)
+            summed = [self._moments_grad(name, holds)]
+            self._buffers.put(name, summed[0])
+        self._transport.all_reduce(summed, channel=_CHANNEL, tag=_tag(action))
+        return sum(map(self._reduced_bytes, summed))
+
+    def _moments_grad(self, name: str, holds: Content) -> Tensor:
+        """Zeros where none came."""
+        grad = self._buffers.get(name)
+        if grad is not None:
+            return grad.contiguous()
+        rows = self._widths[holds.of]
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        return torch.zeros(3, rows.width, dtype=wide, device=self._part.device)
+
+    def _reduced_bytes(self, tensor: Tensor) -> int:
+        """Of a sum in two exchanges: all but an own slice, then that slice to the others."""
+        size, count = self._transport.size, tensor.numel()
+        return round(2 * (size - 1) / size * count * tensor.element_size())
+
+    # Within the rank
+
+    def copy(self, action: Action) -> int:
+        raise NotImplementedError(str(action))
+
+    def zero(self, action: Action) -> None:
+        """Gradients of parameters are not ours to clear: they add to what the caller left."""
+        for name in action.writes:
+            holds = self._buffers.holds(name)
+            if holds is not None and holds.what is What.MOMENTS_GRAD:
+                self._buffers.put(name, None)
+            elif holds is not None:
+                room: Any = self._buffers.room(name)
+                room.zero_()
+
+    def accumulate(self, action: Action) -> None:
+        """Add what was given to a gradient, in the order in which it stands."""
+        target = action.writes[0]
+        total = self._buffers.get(target)
+        kinds = {h.what: n for n in action.reads if (h := self._buffers.holds(n)) is not None}
+        if What.MOMENTS_GRAD in kinds:
+            rows, values, grad = (
+                self._buffers.get(kinds[w]) for w in (What.ROWS, What.MOMENTS, What.MOMENTS_GRAD)
+            )
+            if grad is not None:
+                total.add_(moments_grad(rows, values, grad))
+            return
+        for name in action.reads:
+            if name != target:
+                self._add(self._buffers.holds(name), self._buffers.get(name), total)
+
+    def _add(self, holds: Content, values: Tensor, total: Tensor) -> None:
+        if holds.what is What.RETURNED:
+            sent = self._part.sent_rows.split(self._part.sent_to)
+            for rows, given in zip(sent, values.split(self._part.sent_to), strict=True):
+                _add_rows(total, rows, given)
+        else:  # own rows come first among sources
+            total += values[: len(total)]
+
+
+def _add_rows(total: Tensor, rows: Tensor, given: Tensor) -> None:
+    """total[rows] += given, for distinct, ascending rows."""
+    if not given.numel():
+        return
+    flat, values = total.view(len(total), -1), given.reshape(len(given), -1)
+    if total.device.type == "cpu" and total.dtype in (torch.float32, torch.float64):
+        add_rows(flat, rows, values, torch.arange(len(values)))
+    else:
+        flat[rows] += values
+
+
+def _tag(action: Action) -> str:
+    return f"{action.op} {action.tag}"

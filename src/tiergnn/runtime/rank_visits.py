@@ -1,0 +1,266 @@
+"""RankVisits: what a rank computes of its part: stages whole or by classes of sources, the loss.
+
+Runs on the compute lane alone. An action says by what it reads whether a stage runs over all
+sources of the part, or adds up sums.
+
+Legend: P own rows, H rows of others that they read, S = P + H, E own edges, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiergnn.kernels.dropout import Key
+from tiergnn.kernels.table import RowTable
+from tiergnn.models.passes import Kept, cut, run_backward, run_forward, starts
+from tiergnn.models.trace import Program
+from tiergnn.runtime.buffers import Buffers
+from tiergnn.runtime.own_part import OwnPart
+from tiergnn.runtime.source_classes import SourceClasses
+from tiergnn.runtime.visits import Share
+from tiergnn.schedule.actions import Action, Op
+from tiergnn.schedule.contents import Content, What
+from tiergnn.schedule.schedule import Schedule
+
+_GRADS = (What.GRAD, What.SOURCES_GRAD, What.SUM_GRAD)
+_TABLES = (What.ROWS, What.HALO)
+
+
+class RankVisits:
+    """Stages of ``program`` on a rank's part, as its actions of one schedule say."""
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        buffers: Buffers,
+        part: OwnPart,
+        classes: SourceClasses,
+    ):
+        self._stages = {stage.index: stage for stage in program.stages}
+        self._buffers, self._part, self._classes = buffers, part, classes
+        self._makers = {
+            f"s{stage.index}": stage.statistic.name
+            for stage in program.stages
+            if stage.statistic is not None
+        }
+        self._graded: dict[int, set[tuple[What, str]]] = {}  # stage -> what its backward makes
+        self._passed: set[tuple[int, int]] = set()  # (stage, class) with a backward
+        for action in schedule.actions:
+            if action.op is not Op.BACKWARD or action.part != part.rank:
+                continue
+            if action.slice >= 0:
+                self._passed.add((action.stage, action.slice))
+            else:
+                contents = [content for _, content in self._contents(action.writes)]
+                self._graded[action.stage] = {(c.what, c.of) for c in contents}
+        self._key: Key | None = None
+        self._share: Share | None = None
+        self._kept: dict[tuple[int, int], Kept] = {}  # (stage, class) -> its graph
+        self._loss: Tensor | None = None
+
+    def begin(self, key: Key | None, share: Share | None) -> None:
+        """A new step; ``share`` is for a schedule with a LOSS."""
+        self._key, self._share = key, share
+        self._kept.clear()
+        if key is not None or share is not None:
+            self._loss = None
+
+    def loss(self) -> Tensor:
+        """This part's share of the loss; 0 where it has no labels."""
+        loss, self._loss = self._loss, None
+        return torch.zeros(()) if loss is None else loss
+
+    def _contents(self, names: Iterable[str]) -> list[tuple[str, Content]]:
+        pairs = ((name, self._buffers.holds(name)) for name in names)
+        return [(name, holds) for name, holds in pairs if holds is not None]
+
+    def _held(self, action: Action, what: What) -> dict[str, Tensor]:
+        """What an action reads of a kind, by tensor; the last of those that stand twice."""
+        found = self._contents(action.reads)
+        return {holds.of: self._buffers.get(name) for name, holds in found if holds.what is what}
+
+    # Forward
+
+    def aggregate(self, action: Action) -> None:
+        """The sums over one class of sources."""
+        stage = self._stages[action.stage].sums[0]
+        (name,) = stage.gathers
+        chosen = self._classes[action.slice]
+        tables: dict[str, Tensor] = {}  # own rows first, then those of the class
+        for what in _TABLES:
+            for of, rows in self._held(action, what).items():
+                if of == name:
+                    tables[str(what)] = rows
+        kept = Kept()
+        graded = (action.stage, action.slice) in self._passed
+        last = list(tables)[-1]
+        if graded:
+            tables[last] = tables[last].detach().requires_grad_()
+            tables |= starts({last: tables[last]}, kept.found)
+        rows: Any = list(tables.values())
+        with torch.set_grad_enabled(graded):
+            given: Any = {name: rows[0] if len(rows) == 1 else RowTable(rows)}
+            (made,) = stage.run(chosen.block, self._key, given, chosen.edges).values()
+        if graded:
+            made = cut(stage.writes[0], made, kept)
+            self._kept[action.stage, action.slice] = kept
+        self._buffers.put(action.writes[0], made.detach())
+
+    def update(self, action: Action) -> None:
+        """The row-local rest of a stage, from the sums of all classes."""
+        self._run(action)
+
+    def forward(self, action: Action) -> None:
+        self._run(action)
+
+    def recompute(self, action: Action) -> None:
+        """A forward again, by the same key."""
+        if action.slice >= 0:
+            self.aggregate(action)
+        else:
+            self._run(action)
+
+    def _run(self, action: Action) -> None:
+        """A stage, or its second half; it keeps what its backward needs where it writes that."""
+        stage = self._stages[action.stage]
+        own = self._held(action, What.ROWS)
+        own |= {self._makers[of]: m for of, m in self._held(action, What.MOMENTS).items()}
+        gathered = self._held(action, What.SOURCES)
+        graded = self._graded.get(action.stage, set())
+        sums = [n for n, c in self._contents(action.reads) if c.what is What.SUM]
+        if sums:
+            stage, name = stage.sums[1], f"sum.s{action.stage}"
+            own[name] = self._total(sums)
+            if any(what is What.SUM_GRAD for what, _ in graded):
+                own[name] = own[name].requires_grad_()
+        saved = [n for n, c in self._contents(action.writes) if c.what is What.SAVED]
+        if saved:
+            for what, of in graded:
+                of = self._makers.get(of, of)
+                if what is not What.SUM_GRAD and of in own:
+                    own[of] = own[of].detach().requires_grad_()
+                if what is What.SOURCES_GRAD:
+                    gathered[of] = gathered[of].detach().requires_grad_()
+        block = self._part.block
+        if saved:
+            written, kept = run_forward(stage, block, self._key, gathered, own, keep=True)
+            self._buffers.put(saved[0], kept)
+        else:
+            with torch.no_grad():
+                written = stage.run(block, self._key, gathered, own)
+        for name, holds in self._contents(action.writes):
+            if holds.what is What.ROWS:
+                self._buffers.put(name, written[holds.of].detach())
+
+    def _total(self, names: list[str]) -> Tensor:
+        """The sums of all classes, in their order."""
+        total: Tensor = self._buffers.get(names[0]).detach()
+        for name in names[1:]:
+            total += self._buffers.get(name)
+        return total
+
+    # Backward
+
+    def backward(self, action: Action) -> None:
+        if action.slice >= 0:
+            self._class_backward(action)
+            return
+        stage = self._stages[action.stage]
+        kept: Kept | None = None
+        grads: dict[str, Tensor] = {}
+        for name, holds in self._contents(action.reads):
+            if holds.what is What.SAVED:
+                kept = self._buffers.take(name)
+            elif holds.what is What.GRAD and holds.of in stage.writes:
+                grads[holds.of] = self._buffers.get(name)
+        assert kept is not None, str(action)
+        taken = {_memory(grad) for grad in grads.values()}
+        found = run_backward(kept, grads)
+        for name, holds in self._contents(action.writes):
+            if holds.what is What.MOMENTS_GRAD:
+                grad = found.get(self._makers[holds.of])
+                before = self._buffers.get(name)
+                if grad is not None:
+                    self._buffers.put(name, grad.clone() if before is None else before + grad)
+            elif holds.what in _GRADS:
+                key = f"sum.s{stage.index}" if holds.what is What.SUM_GRAD else holds.of
+                self._put_grad(name, holds.what, key, found, taken)
+
+    def _put_grad(
+        self, name: str, what: What, key: str, found: dict[str, Tensor], taken: set[int]
+    ) -> None:
+        """Write or add to the gradient of own rows, of sources or of sums; ``taken`` is memory that
+        is somebody else's, so that nothing may be added to it."""
+        grad, own = found.pop(key, None), None
+        if what is What.SOURCES_GRAD:
+            own = found.pop(f"own:{key}", None)
+        if self._buffers.there(name):
+            if grad is not None:
+                self._buffers.get(name).add_(grad)
+            return
+        alone = grad is not None and own is None and grad.is_contiguous()
+        if grad is not None and alone and _memory(grad) not in taken:
+            taken.add(_memory(grad))
+            self._buffers.put(name, grad)
+            return
+        room: Any = self._buffers.room(name)
+        if grad is None:
+            room.zero_()
+        else:
+            room.copy_(grad)
+        if own is not None:
+            room[: len(own)] += own
+
+    def _class_backward(self, action: Action) -> None:
+        """What one class of sources gets of the gradient of the sums."""
+        (grad,) = self._held(action, What.SUM_GRAD).values()
+        kept = self._kept.pop((action.stage, action.slice), None)
+        target = action.writes[0]
+        found: Tensor | None = None
+        if kept is not None:
+            found = next(iter(run_backward(kept, dict.fromkeys(kept.ends, grad)).values()), None)
+        if found is None:
+            room: Any = self._buffers.room(target)
+            room.zero_()
+        else:
+            self._buffers.put(target, found)
+
+    # Moments and the loss
+
+    def moments(self, action: Action) -> None:
+        stage = self._stages[action.stage]
+        assert stage.statistic is not None
+        rows = self._held(action, What.ROWS)[stage.statistic.of]
+        with torch.no_grad():
+            values = stage.partial(self._part.block, {stage.statistic.of: rows})
+        self._buffers.put(action.writes[0], [values])
+
+    def commit(self, action: Action) -> None:
+        """The moments of all rows, of all ranks' in their order; running statistics follow them."""
+        stage = self._stages[action.stage]
+        with torch.no_grad():
+            values = stage.combine(self._buffers.get(action.reads[0]))
+        stage.commit(values, self._part.block.num_graph_nodes or 0)
+        self._buffers.put(action.writes[0], values)
+
+    def take_loss(self, action: Action) -> None:
+        rows: Tensor = self._buffers.get(action.reads[0]).detach().requires_grad_()
+        assert self._share is not None
+        loss = self._share(rows, action.part)
+        loss.backward()
+        self._loss = loss.detach()
+        target = action.writes[0]
+        if rows.grad is None:
+            room: Any = self._buffers.room(target)
+            room.zero_()
+        else:
+            self._buffers.put(target, rows.grad)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,371 @@
+"""Ranked: one rank of several that train a model over a graph, each with the rows of one part.
+
+What a step and an evaluation do is their schedules' (``planner/strategies``); here is what a rank
+does it to, and over which transport. All ranks make theirs together and call the same methods in
+the same order. The numbers are those of ``Resident``, up to the order of sums; parameters,
+gradients and losses have the same bits on every rank.
+
+Legend: V nodes, E edges, D features, C outputs, P own rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tiergnn.errors import ConfigError, PlanError, RankError
+from tiergnn.graph.csr import Graph
+from tiergnn.graph.partition import METHODS, Partition, partition
+from tiergnn.graph.shape import Layout, PartShape
+from tiergnn.graph.table import Table
+from tiergnn.kernels.dropout import step_key
+from tiergnn.models.meter import meter
+from tiergnn.models.trace import Program, trace
+from tiergnn.planner.plan import Plan
+from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.known import KNOBS, RANKED, STRATEGIES
+from tiergnn.runtime.buffers import Buffers
+from tiergnn.runtime.executor import indexed
+from tiergnn.runtime.memory import out_of_memory
+from tiergnn.runtime.own_part import OwnPart
+from tiergnn.runtime.rank_transfers import RankTransfers
+from tiergnn.runtime.rank_visits import RankVisits
+from tiergnn.runtime.rows import Rows
+from tiergnn.runtime.source_classes import own_and_halo
+from tiergnn.runtime.staged_walk import StagedWalk, Stopped
+from tiergnn.runtime.visits import Share
+from tiergnn.schedule.actions import Action, Op
+from tiergnn.schedule.check import check
+from tiergnn.schedule.contents import What
+from tiergnn.schedule.schedule import Schedule
+from tiergnn.schedule.timeline import Timeline
+from tiergnn.transport.failure import Failure
+from tiergnn.transport.transport import Transport
+from tiergnn.transport.waiting import told
+from tiergnn.workload import Workload
+
+_EXAMPLES = 8
+_TRACING = threading.Lock()  # torch.fx changes classes while it traces; virtual ranks are threads
+
+
+class Ranked:
+    """A model over a graph whose parts are the ranks' of ``plan``; this one is ``transport``'s.
+
+    The model, alike on all ranks, is moved to ``device`` and ``dtype`` in place. ``labelled`` are
+    the nodes that make the loss. ``parts`` shares the nodes out, alike on all ranks; None: as
+    planned. ``evaluated`` is the workload of an evaluation; None: it is metered. Schedules are
+    written anew for the parts as they are, and proved. Only this rank's features and edges are
+    read of the graph.
+    Raises PlanError for a plan of another graph or of other ranks, and where the parts do not fit
+    its machine; ConfigError for a model that cannot be traced.
+    """
+
+    embedding: nn.Parameter | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        plan: Plan,
+        transport: Transport,
+        *,
+        labelled: np.ndarray,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        normalize_rows: bool = False,
+        parts: Partition | None = None,
+        evaluated: Workload | None = None,
+    ):
+        _check_plan(plan, graph, transport)
+        self.device, self.seed, self.plan, self._graph = (
+            indexed(torch.device(device)),
+            seed,
+            plan,
+            graph,
+        )
+        self.rank, self.num_ranks, self._transport = transport.rank, transport.size, transport
+        self.model = model.to(self.device, dtype)
+        if parts is None:
+            method = plan.layout.method if plan.layout.method in METHODS else "block"
+            parts = partition(graph, plan.knobs.ranks, method)
+        inputs = _examples(graph, self.device, dtype)
+        with _TRACING:
+            self.programs: dict[bool, Program] = {
+                training: trace(self.model, inputs, training=training) for training in (True, False)
+            }
+            if evaluated is None:
+                evaluated = meter(self.model, inputs, training=False)
+        works = {True: plan.workload, False: evaluated}
+        with out_of_memory(self.device, "loading the graph"):
+            self.part = OwnPart(
+                graph, parts, transport, edge_ids=_edge_ids(plan, works), device=self.device
+            )
+            self._inputs = self._load(dtype, normalize_rows)
+            edges = {name: rows for name, rows in self._inputs.items() if name != "x"}
+            self._classes = own_and_halo(self.part.block, edges)
+        layout = self._layout(np.asarray(labelled), parts.method)
+        arguments = (plan.shape, layout, plan.machine)
+        self.schedule = STRATEGIES[plan.strategy](works[True], *arguments, plan.knobs)
+        self.evaluation = RANKED[plan.strategy](works[False], *arguments, plan.knobs)
+        self._action = ""
+        self._stopped: Callable[[], bool] = lambda: False
+        self._walks = {
+            training: self._walk(training, schedule)
+            for training, schedule in ((True, self.schedule), (False, self.evaluation))
+        }
+        transport.barrier(tag="ready")
+
+    @property
+    def rows(self) -> Tensor:
+        """int64 [P]: the nodes of this rank's part, ascending."""
+        return self.part.gid
+
+    def _load(self, dtype: torch.dtype, normalize: bool) -> dict[str, Tensor]:
+        """This rank's rows of the inputs, as the model reads them."""
+        graph, part, found = self._graph, self.part, {}
+        assert graph.x is not None
+        for name, table, of in (("x", graph.x, "nodes"), ("edge_attr", graph.edge_attr, "edges")):
+            if table is not None:
+                own = replace(table, data=part.take(table.data, of))
+                rows = Rows(own, self.device, dtype, normalize=normalize and name == "x")
+                found[name] = rows.values()
+        if graph.edge_weight is not None:
+            weight = torch.from_numpy(part.take(graph.edge_weight, "edges"))
+            found["edge_weight"] = weight.to(self.device, dtype)
+        return found
+
+    def _layout(self, labelled: np.ndarray, method: str) -> Layout:
+        """Of all parts: each rank counts its own and says so."""
+        own = self.part.shape(labelled)
+        said = self._transport.gather(
+            [own.rows, own.edges, own.local_edges, own.labelled, own.halo_of, own.served],
+            tag="counts of parts",
+        )
+        shapes = [
+            PartShape(
+                rows=rows,
+                edges=edges,
+                local_edges=local_edges,
+                labelled=labels,
+                halo_of=tuple(halo_of),
+                served=tuple((n, m) for n, m in served),
+            )
+            for rows, edges, local_edges, labels, halo_of, served in said
+        ]
+        return Layout(method=method, exact=True, parts=tuple(shapes))
+
+    def _walk(self, training: bool, schedule: Schedule) -> StagedWalk:
+        check(schedule, self.plan.machine)
+        machine, narrow = self.plan.machine, self.plan.knobs.storage
+        storage = None if narrow is None else getattr(torch, narrow)
+        program = self.programs[training]
+        buffers = Buffers(
+            schedule,
+            self.part,
+            program.rows,
+            rank=self.rank,
+            device=self.device,
+            storage=storage,
+            inputs={name: rows.dtype for name, rows in self._inputs.items()},
+            capacities={tier: machine.tier(tier).available_bytes for tier in ("device", "host")},
+            scratch=None,
+        )
+        for buffer in schedule.buffers:
+            ours, holds = buffer.given and buffer.rank == self.rank, buffer.holds
+            if ours and holds is not None and holds.what is What.ROWS:
+                buffers.give(buffer.name, self._inputs[holds.of])
+        transfers = RankTransfers(
+            program, buffers, self.part, self._transport, model=self.model, storage=storage
+        )
+        visits = RankVisits(program, schedule, buffers, self.part, self._classes)
+        more = {
+            Op.AGGREGATE: visits.aggregate,
+            Op.UPDATE: visits.update,
+            Op.BARRIER: transfers.barrier,
+            Op.EXCHANGE: transfers.exchange,
+            Op.REDUCE: transfers.reduce,
+        }
+        return StagedWalk(
+            schedule, buffers, transfers, visits, rank=self.rank, more=more, watch=self
+        )
+
+    def at(self, action: Action) -> None:
+        """An action is about to be done: others name it where this rank fails there."""
+        self._action = f"{action.label} {action.tag}".strip()
+        self._transport.at(self._action)
+
+    def failed(self, error: BaseException) -> None:
+        """Tell the others at once, who may wait for this rank in a meeting."""
+        if not isinstance(error, RankError):
+            cause, hint, kind = told(error)
+            self._transport.watch.fail(
+                Failure(
+                    rank=self.rank,
+                    by=self.rank,
+                    action=self._action,
+                    cause=cause,
+                    hint=hint,
+                    kind=kind,
+                )
+            )
+
+    def train_step(self, share: Share, step: int, *, measure: bool = False) -> float:
+        """The schedule up to STEP: gradients, summed over ranks, add to ``.grad``. Gives the loss
+        of the whole graph, the ranks' shares added in their order.
+
+        ``share(out, rank)`` is this part's share of the loss, of its output rows [P, ...]; it is
+        not asked for without labels. When any rank's ``stop_when`` says so, all raise Stopped at
+        the end of the step. A step that fails or is stopped leaves the model's buffers as they
+        were, and its gradients.
+        """
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        before = [(p, p.grad) for p in self.model.parameters()]
+        for parameter, _ in before:
+            parameter.grad = None
+        try:
+            with out_of_memory(self.device, "training"):
+                self.model.train(True)
+                loss = float(self._walks[True].run(step_key(self.seed, step), share))
+            said = self._transport.gather([loss, bool(self._stopped())], tag="losses")
+            if any(stop for _, stop in said):
+                raise Stopped
+        except BaseException:
+            with torch.no_grad():
+                for buffer, values in buffers:
+                    buffer.copy_(values)
+                for parameter, grad in before:
+                    parameter.grad = grad
+            raise
+        for parameter, grad in before:
+            if grad is not None:
+                parameter.grad = grad if parameter.grad is None else grad + parameter.grad
+        return sum(loss for loss, _ in said)
+
+    def stop_when(self, stopped: Callable[[], bool]) -> None:
+        """Ask this at the end of a training step, and give the step up if it is so on any rank."""
+        self._stopped = stopped
+
+    def update(self, move: Callable[[], Any]) -> None:
+        """The schedule's STEP: ``move()`` has the optimizer move the parameters, alike on all."""
+        with out_of_memory(self.device, "training"):
+            self._walks[True].update(move)
+
+    @torch.no_grad()
+    def infer(self) -> Tensor:
+        """The output's rows [P, ...] of this rank in evaluation mode, on its device."""
+        with out_of_memory(self.device, "evaluating"):
+            self.model.train(False)
+            walk = self._walks[False]
+            walk.run(None, None)
+            (out,) = walk.answers()
+            return out
+
+    def whole(self, rows: Tensor) -> Tensor | None:
+        """Of all ranks' own rows [P, ...] those of all nodes [V, ...] in the graph's order, in host
+        memory; on rank 0 alone, None on the others."""
+        give = [len(rows)] + [0] * (self.num_ranks - 1)
+        gid = self._transport.exchange(self.rows, give, tag="rows")
+        got = self._transport.exchange(rows.detach().contiguous(), give, tag="outputs").cpu()
+        if self.rank:
+            return None
+        out = got.new_empty((self._graph.num_nodes, *got.shape[1:]))
+        out[gid] = got
+        return out
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """When each action of this rank ran in the last training step; None before any."""
+        return self._walks[True].timeline()
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """The most that this rank held so far, tier -> bytes: counted as reserved; of a GPU, by its
+        allocator."""
+        found: dict[str, int] = {}
+        for walk in self._walks.values():
+            for tier, num_bytes in walk.peak_bytes.items():
+                found[tier] = max(found.get(tier, 0), num_bytes)
+        if self.device.type == "cuda":
+            found["device"] = torch.cuda.max_memory_allocated(self.device)
+        return {tier: num_bytes for tier, num_bytes in found.items() if num_bytes}
+
+    def sample_memory(self) -> None:
+        """Peaks are counted, not sampled."""
+
+    def not_finite(self) -> str | None:
+        """The first NaN or infinity in what the model reads of the graph, in words, or None; alike
+        on all ranks, the lowest rank's where several have some."""
+        said = self._transport.gather(self._own_not_finite(), tag="what is not finite")
+        return next((text for text in said if text is not None), None)
+
+    def _own_not_finite(self) -> str | None:
+        for name in self.programs[True].needs:
+            rows = self._inputs[name]
+            bad = torch.nonzero(~torch.isfinite(rows.reshape(len(rows), -1)))
+            if len(bad):
+                row, column = bad[0].tolist()
+                value = float(rows.reshape(len(rows), -1)[row, column])
+                if name == "x":
+                    where = gid = int(self.rows[row])
+                    return f"{name}[{gid}, {column}], of node {where}, is {value}"
+                edge = int(self.part.eid[row])
+                end = int(np.searchsorted(self._graph.rowptr, edge, side="right")) - 1
+                place = f"{edge}" if name == "edge_weight" else f"{edge}, {column}"
+                return f"{name}[{place}], of edge {int(self._graph.col[edge])} -> {end}, is {value}"
+        return None
+
+    def close(self) -> None:
+        """Give memory back. The transport is its owner's to close."""
+        for walk in self._walks.values():
+            walk.close()
+
+
+def _check_plan(plan: Plan, graph: Graph, transport: Transport) -> None:
+    if plan.strategy not in RANKED:
+        raise PlanError(f"{plan.strategy} is not carried out by ranks", hint=", ".join(RANKED))
+    if graph.x is None:
+        raise ConfigError("the graph has no node features", hint="features='degree'")
+    if plan.knobs.ranks != transport.size:
+        raise PlanError(
+            f"the plan is for {plan.knobs.ranks} ranks, there are {transport.size}",
+            hint=f"a plan for {transport.size} ranks",
+        )
+    planned = (plan.shape.num_nodes, plan.shape.num_edges)
+    if planned != (graph.num_nodes, graph.num_edges):
+        raise PlanError(
+            f"the plan is for {planned[0]:,} nodes and {planned[1]:,} edges, the graph has "
+            f"{graph.num_nodes:,} and {graph.num_edges:,}",
+            hint="tiergnn.plan(graph, model)",
+        )
+
+
+def _edge_ids(plan: Plan, works: dict[bool, Workload]) -> bool:
+    """Whether any pass asks which edges of the graph its own are."""
+    drafts = [
+        Draft(
+            plan.strategy, work, plan.shape, plan.layout, plan.machine, plan.knobs,
+            uses=KNOBS[plan.strategy],
+        )
+        for work in works.values()
+    ]  # fmt: skip
+    return any(draft.edge_ids for draft in drafts)
+
+
+def _examples(graph: Graph, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Some rows of each input, as the model reads them."""
+    found: dict[str, Tensor] = {}
+    tables: dict[str, Table | None] = {"x": graph.x, "edge_attr": graph.edge_attr}
+    for name, table in tables.items():
+        if table is not None:
+            some = replace(table, data=np.array(table.data[:_EXAMPLES]))
+            found[name] = Rows(some, device, dtype).values()
+    if graph.edge_weight is not None:
+        found["edge_weight"] = torch.from_numpy(np.array(graph.edge_weight[:_EXAMPLES]))
+    return {name: rows.to(device, dtype) for name, rows in found.items()}

@@ -1,0 +1,140 @@
+"""Ranked and resident runs of one model over one graph, side by side; ranks are threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from tests.models.nets import NETS
+from tests.planner.strategies.cases import machine
+from tests.runtime.staging import close, plan_of, workload
+from tiergnn.graph.csr import Graph
+from tiergnn.graph.partition import Partition
+from tiergnn.planner.plan import Plan
+from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.runtime.executor import Resident
+from tiergnn.runtime.ranked import Ranked
+from tiergnn.transport.launch import launch
+from tiergnn.transport.transport import Transport
+
+
+@dataclass
+class Seen:
+    """What one rank saw: losses of all epochs, gradients of the last, and outputs."""
+
+    losses: list[float] = field(default_factory=list)
+    grads: list[Any] = field(default_factory=list)
+    buffers: list[torch.Tensor] = field(default_factory=list)
+    out: torch.Tensor | None = None
+    moved: list[tuple[Any, int]] = field(default_factory=list)  # (action, bytes)
+    peaks: dict[str, int] = field(default_factory=dict)
+    schedules: tuple[Any, ...] = ()
+
+
+def train(
+    t: Transport, graph: Graph, plan: Plan, parts: Partition, name: str, models: list, seen: dict
+) -> None:
+    """Some epochs of one rank, into ``seen``."""
+    model, dtype, ids = models[t.rank], *facts(graph, plan)
+    ranked = Ranked(
+        model, graph, plan, t, labelled=ids, dtype=dtype, parts=parts,
+        evaluated=workload(name, dtype, False),
+    )  # fmt: skip
+    mine = torch.isin(ranked.rows, torch.from_numpy(ids))
+    y = torch.from_numpy(graph.y)[ranked.rows]
+
+    def share(out, part):
+        assert part == t.rank
+        return F.cross_entropy(out[mine], y[mine], reduction="sum") / len(ids)
+
+    found = Seen()
+    for epoch in range(3):
+        model.zero_grad()
+        found.losses.append(ranked.train_step(share, epoch))
+        ranked.update(lambda: move(model))
+    found.grads = [p.grad for p in model.parameters()]
+    found.buffers = list(model.buffers())
+    found.out = ranked.whole(ranked.infer())
+    assert ranked.timeline is not None
+    actions = {a.index: a for a in ranked.schedule.actions}
+    found.moved = [(actions[s.index], s.moved_bytes) for s in ranked.timeline.spans]
+    found.peaks = ranked.peak_bytes
+    found.schedules = ranked.schedule, ranked.evaluation
+    seen[t.rank] = found
+    ranked.close()
+
+
+def facts(graph: Graph, plan: Plan):
+    return getattr(torch, plan.workload.dtype), graph.splits["train"]
+
+
+def make(name: str, plan: Plan) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return NETS[name]().to(getattr(torch, plan.workload.dtype))
+
+
+def move(model: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.grad is not None:
+                p -= 0.05 * p.grad
+
+
+def resident(graph: Graph, plan: Plan, name: str) -> Seen:
+    """The same on one device."""
+    model, dtype, ids = make(name, plan), *facts(graph, plan)
+    whole = Resident(model, graph, dtype=dtype)
+    ids = torch.from_numpy(ids)
+    y = torch.from_numpy(graph.y)[ids]
+    found = Seen()
+    for epoch in range(3):
+        model.zero_grad()
+        found.losses.append(whole.train_step(lambda out: F.cross_entropy(out[ids], y), epoch))
+        whole.update(lambda: move(model))
+    found.grads = [p.grad for p in model.parameters()]
+    found.buffers = list(model.buffers())
+    found.out = whole.infer()
+    return found
+
+
+def dealt(graph: Graph, num_ranks: int, seed: int) -> Partition:
+    owners = np.random.default_rng(seed).integers(0, num_ranks, graph.num_nodes)
+    return Partition(graph=graph, part_of=owners.astype(np.int32), num_parts=num_ranks)
+
+
+def ranked(
+    name, graph, strategy, num_ranks, *, dtype=torch.float64, seed=0, started=None, **knobs
+) -> tuple[list[Seen], Plan]:
+    """What all ranks saw, and the plan. ``started``: so many ranks instead."""
+    parts = dealt(graph, num_ranks, seed)
+    chosen = Knobs(ranks=num_ranks, **knobs)
+    there = machine(max(8, num_ranks))
+    plan = plan_of(name, strategy, chosen, graph, parts, dtype, there)
+    workload(name, dtype, False)
+    seen: dict[int, Seen] = {}
+    models = [make(name, plan) for _ in range(num_ranks)]  # threads share one random state
+    arguments = graph, plan, parts, name, models, seen
+    launch(train, started or num_ranks, arguments, transport="virtual")
+    return [seen[rank] for rank in range(num_ranks)], plan
+
+
+def compare(name, graph, strategy, num_ranks, *, dtype=torch.float64, seed=0, **knobs):
+    """Losses, gradients, statistics and predictions are the resident run's, alike on all ranks."""
+    ours, plan = ranked(name, graph, strategy, num_ranks, dtype=dtype, seed=seed, **knobs)
+    theirs, rel = resident(graph, plan, name), 1e-10 if dtype == torch.float64 else 1e-5
+    for got in ours:
+        assert got.losses == ours[0].losses
+        for mine, first in zip(got.grads, ours[0].grads, strict=True):
+            assert mine is first is None or torch.equal(mine, first)
+    for mine, other in zip(ours[0].losses, theirs.losses, strict=True):
+        assert abs(mine - other) <= rel * max(1.0, abs(other))
+    for mine, other in zip(ours[0].grads, theirs.grads, strict=True):
+        close(mine, other, rel)
+    for mine, other in zip(ours[0].buffers, theirs.buffers, strict=True):
+        close(mine, other, rel)
+    close(ours[0].out, theirs.out, 10 * rel)
+    return ours

@@ -1,0 +1,68 @@
+"""Ranks give the numbers of one device: losses, gradients, statistics, predictions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runtime.ranking import compare, ranked
+from tests.runtime.staging import OF_EDGES, random_graph
+from tiergnn.errors import RankError
+from tiergnn.schedule.actions import Op
+from tiergnn.schedule.check import peaks
+
+# Dropout in all; BatchNorm and residuals in deep, BatchNorm in gin; maxima in stacked; weights that
+# are learned in weighted, given ones in data.
+CASES = [
+    ("halo", "gcn", 2), ("halo", "gat", 3), ("halo", "gatv2", 2), ("halo", "deep", 4),
+    ("halo", "gin", 3), ("halo", "stacked", 3), ("halo", "weighted", 2), ("halo", "data", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("strategy", "model", "num_ranks"), CASES)
+def test_exact(strategy, model, num_ranks):
+    """Directed graphs with loops, repeats and nodes without edges; parts at random."""
+    compare(model, random_graph(40, 150, 1, edges=model in OF_EDGES), strategy, num_ranks)
+
+
+@pytest.mark.parametrize("strategy", ["halo"])
+def test_what_is_moved_and_held_is_the_plans(strategy):
+    found, plan = ranked("gcn", random_graph(60, 300, 2), strategy, 3)
+    for rank, seen in enumerate(found):
+        for action, moved in seen.moved:
+            if action.op in (Op.EXCHANGE, Op.COPY, Op.AGGREGATE):
+                assert moved == action.moved_bytes, action
+        assert any(moved for action, moved in seen.moved if action.op is Op.EXCHANGE)
+        most = [peaks(schedule).get((rank, "device"), (0,))[0] for schedule in seen.schedules]
+        assert 0 < seen.peaks["device"] <= max(most)
+    assert plan.strategy == strategy
+
+
+@pytest.mark.parametrize("strategy", ["halo"])
+def test_the_same_bits_twice(strategy):
+    """On every rank, as ``compare`` sees; and in every run."""
+    runs = [ranked("gcn", random_graph(40, 150, 3), strategy, 3)[0][0] for _ in range(2)]
+    assert runs[0].losses == runs[1].losses
+    assert all(torch.equal(a, b) for a, b in zip(runs[0].grads, runs[1].grads, strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["halo"])
+@pytest.mark.parametrize(("num_nodes", "num_edges"), [(3, 5), (5, 0)])
+def test_more_ranks_than_nodes(strategy, num_nodes, num_edges):
+    """Empty parts, parts without labels or edges."""
+    compare("gcn", random_graph(num_nodes, num_edges, 1), strategy, 8)
+
+
+def test_float32():
+    graph = random_graph(40, 150, 4, dtype=np.float32)
+    compare("gcn", graph, "halo", 3, dtype=torch.float32)
+
+
+def test_recomputed_stages():
+    compare("gcn", random_graph(40, 150, 5), "halo", 3, recompute=(1, 2))
+
+
+def test_a_plan_of_other_ranks_is_refused():
+    with pytest.raises(RankError, match="the plan is for 3 ranks, there are 2"):
+        ranked("gcn", random_graph(40, 150, 1), "halo", 3, started=2)
