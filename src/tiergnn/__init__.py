@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tiergnn.compiled import ensure_place
 from tiergnn.errors import (
     ConfigError,
     GraphError,
@@ -68,6 +69,9 @@ __all__ = [
     "train",
     "zoo",
 ]
+
+
+ensure_place()
 
 
 def __getattr__(name: str) -> Any:

@@ -19,14 +19,17 @@ _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNOR
 def parse_bytes(text: str | int) -> int:
     """``"1.5GiB"`` -> 1610612736. A bare number is bytes; ``K M G`` alone are powers of 1024.
 
-    Raises ConfigError when the text is not a number of bytes.
+    Raises ConfigError when the text is not a number of bytes that a machine can have.
     """
-    if isinstance(text, int):
-        return text
-    match = _NUMBER.fullmatch(text)
+    match = _NUMBER.fullmatch(str(text))
     if match is None or match[2].lower() not in _BYTES:
         raise ConfigError(f"{text!r} is not a number of bytes", hint="512MiB, 1.5GiB or 2GB")
-    return int(float(match[1]) * _BYTES[match[2].lower()])
+    if isinstance(text, int):
+        return text
+    num_bytes = float(match[1]) * _BYTES[match[2].lower()]
+    if num_bytes >= 2**63:
+        raise ConfigError(f"{text!r} is more than 64 bits can count", hint="512MiB, 1.5GiB or 2GB")
+    return int(num_bytes)
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -323,3 +323,28 @@ def test_bad_input_leaves_nothing_and_a_full_disk_leaves_the_work(tmp_path, monk
     assert graph.num_edges == 700
     assert "taking up the interrupted ingest" in caplog.text
     assert not (tmp_path / "g.ingest-work").exists()
+
+
+@pytest.mark.parametrize("how", ["longer", "shorter", "gone", "other table"])
+def test_a_file_that_changes_while_it_is_read(tmp_path, how):
+    """Half of what it was and half of what it is would be neither."""
+    options = sources(tmp_path)["names.csv"]
+    file = tmp_path / ("nodes.csv" if how == "other table" else "names.csv")
+    good = file.read_bytes()
+    (tmp_path / "g").mkdir()  # nothing of the user's is touched
+    changed = []
+
+    def change(phase, done, total):
+        if phase == "sort" and not changed:
+            changed.append(phase)
+            if how == "gone":
+                file.unlink()
+            else:
+                file.write_bytes(good[:-30] if how == "shorter" else good + b"node00,1,val,1\n")
+
+    with pytest.raises((StoreError, GraphError)):
+        ingest(tmp_path / "names.csv", tmp_path / "g", progress=change, memory=MEMORY, **options)
+    assert changed
+    assert not any((tmp_path / "g").iterdir())
+    file.write_bytes(good)
+    assert ingest(tmp_path / "names.csv", tmp_path / "g", memory=MEMORY, **options).num_edges == 700

@@ -118,3 +118,15 @@ except OSError as error:
     assert "cannot write 4.9 KiB to f: File too large" in told
     assert "ulimit -f" in told
     assert not os.listdir(tmp_path)
+
+
+def test_a_relative_graph_is_found_after_a_change_of_folder(small, tmp_path, monkeypatch):
+    """Opened here, trained on there, resumed elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    small.save("g")
+    (tmp_path / "there").mkdir()
+    graph = tg.Graph.open("g")
+    monkeypatch.chdir(tmp_path / "there")
+    tg.train(graph, "gcn", epochs=1, out="r", **QUIET)
+    monkeypatch.chdir("/")
+    assert len(tg.resume(tmp_path / "there" / "r", epochs=2, **QUIET).history) == 2

@@ -61,7 +61,12 @@ def _root(
     adds tracebacks, TIERGNN_LOG=INFO what is chosen on the way.
     """
     level = os.environ.get("TIERGNN_LOG", "WARNING").upper()
-    logging.basicConfig(format="%(message)s", level=level)
+    levels = logging.getLevelNamesMapping()
+    logging.basicConfig(format="%(message)s", level=levels.get(level, logging.WARNING))
+    if level not in levels:
+        logging.getLogger("tiergnn").warning(
+            "TIERGNN_LOG=%s is no level: WARNING holds; known: %s", level, ", ".join(levels)
+        )
 
 
 def main() -> None:
@@ -72,7 +77,26 @@ def main() -> None:
     # Read by torch at its first tensor: large ones come on huge pages (Linux). Most of the time of
     # a CPU epoch goes into page faults and address look-ups without them.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    # A name that the terminal's alphabet does not have is shown escaped.
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
+    open_streams()
     app()
+
+
+def open_streams() -> None:
+    """Streams that take whatever is printed: closed ones (``>&-``) go nowhere.
+
+    First of all, or the next file that is opened would take their number, and what libraries
+    print themselves would end up in it.
+    """
+    handle = os.open(os.devnull, os.O_RDWR)
+    while handle < 3:  # the lowest that is free: stdin, stdout and stderr, where they are closed
+        handle = os.dup(handle)
+    os.close(handle)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w")
+    # A name that the terminal's alphabet does not have is shown escaped.
+    if isinstance(sys.stdout, io.TextIOWrapper) and (
+        sys.stdout.errors == "strict" or sys.stdout.encoding.lower() != "utf-8"
+    ):
+        sys.stdout.reconfigure(errors="backslashreplace")

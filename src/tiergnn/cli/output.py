@@ -70,6 +70,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
+        except MemoryError as error:
+            _fail(
+                f"more memory is needed than there is: {error}\n"
+                "  try: less of what the options ask for, or a machine with more",
+                EXIT_INPUT,
+            )
         except OSError as error:
             what = error.strerror or str(error)
             _fail(f"{what}\n  at: {error.filename or 'what a command prints'}", EXIT_STORE)

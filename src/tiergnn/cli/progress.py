@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
@@ -69,9 +70,14 @@ class Phases:
                 self._end_line()
             self._phase, self._began, self._told = phase, now, now
         elif now - self._told >= _LINE_S and 0 < done < total:
-            print(f"{phase}: {100 * done // total} %", file=self._file, flush=True)
+            self._print(f"{phase}: {100 * done // total} %")
             self._told = now
 
     def _end_line(self) -> None:
         took = format_seconds(monotonic() - self._began)
-        print(f"{self._phase}: done in {took}", file=self._file, flush=True)
+        self._print(f"{self._phase}: done in {took}")
+
+    def _print(self, line: str) -> None:
+        # Whoever read the lines may have left (`| head`): the job goes on untold.
+        with suppress(BrokenPipeError):
+            print(line, file=self._file, flush=True)

@@ -184,7 +184,7 @@ def open_folder(path: str | Path, verify: bool | None = None) -> Graph:
     the checksums and the CSR; by default that is done for folders of up to VERIFY_BYTES.
     Raises StoreError naming the file, what was wanted and what was found.
     """
-    path = Path(path)
+    path = Path(path).absolute()  # the graph is the same after a change of folder
     manifest = read_manifest(path)
     entries = manifest["arrays"]
     arrays = {name: open_array(path, name, entry) for name, entry in entries.items()}

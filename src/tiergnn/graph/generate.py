@@ -15,6 +15,7 @@ from tiergnn.errors import ConfigError
 from tiergnn.graph.csr import Graph, from_edges, index_dtype
 from tiergnn.graph.draws import draw, id_bits, normals, permutation, permute, stream_key
 
+_MOST = 2**48  # of nodes or edges, all of which are held in memory
 # One stream a purpose, so that no two share numbers.
 _EDGES, _NODES, _MEANS, _NOISE, _SPLIT, _PAIRS = range(6)
 
@@ -71,8 +72,9 @@ def rmat_edges(
         raise ConfigError(f"edges {start}..{stop} are not within the {num_edges} of the list")
     if num_nodes < 1 and stop > start:
         raise ConfigError(f"edges need at least one node, had num_nodes={num_nodes}")
-    if min(a, b, c) < 0 or a + b + c > 1 + 1e-9:
+    if not (min(a, b, c) >= 0 and a + b + c <= 1 + 1e-9):  # nan is neither
         raise ConfigError(f"chances must be at least 0 and at most 1 in all, had {a}, {b}, {c}")
+    _check_counts(nodes=num_nodes, edges=num_edges)
     index = index_dtype(num_nodes)
     src, dst = np.empty(stop - start, index), np.empty(stop - start, index)
     bounds = [min(round(part * 2**32), 2**32) for part in (a, a + b, a + b + c)]
@@ -147,8 +149,9 @@ def sbm(
     total = int(sizes.sum())
     if min(train_frac, val_frac) < 0 or train_frac + val_frac > 1:
         raise ConfigError(f"train_frac and val_frac must be parts of 1: {train_frac}, {val_frac}")
-    if degree < 0:
-        raise ConfigError(f"degree must be 0 or more, had {degree}")
+    for name, value in (("degree", degree), ("signal", signal)):
+        if not 0 <= value < np.inf:
+            raise ConfigError(f"{name} must be a number from 0, had {value}")
     if not 0 <= homophily <= 1:
         raise ConfigError(f"homophily must be within 0..1, had {homophily}")
     src, dst = _block_edges(sizes, degree, homophily, seed)
@@ -183,6 +186,7 @@ def _block_sizes(num_nodes: int | Sequence[int], num_classes: int) -> np.ndarray
     elif num_classes < 1:
         raise ConfigError(f"num_classes must be at least 1, had {num_classes}")
     else:
+        _check_counts(nodes=num_nodes, classes=num_classes)
         sizes = np.diff(np.arange(num_classes + 1) * int(num_nodes) // num_classes)
     if sizes.size == 0 or sizes.min() < 0:
         raise ConfigError(f"block sizes must be 0 or more, had {sizes.tolist()}")
@@ -257,6 +261,7 @@ def grid(height: int, width: int, **rows: Any) -> Graph:
 
     ``rows``: x, y, splits and the like, as in ``from_edges``.
     """
+    _check_counts(height=height, width=width, nodes=height * width)
     node = np.arange(height * width).reshape(height, width)
     src = np.concatenate([node[:, :-1].ravel(), node[:-1].ravel()])
     dst = np.concatenate([node[:, 1:].ravel(), node[1:].ravel()])
@@ -268,6 +273,7 @@ def path(num_nodes: int, *, directed: bool = True, **rows: Any) -> Graph:
 
     ``rows``: as in ``from_edges``.
     """
+    _check_counts(nodes=num_nodes)
     node = np.arange(max(num_nodes, 0))
     return from_edges(node[:-1], node[1:], num_nodes, undirected=not directed, **rows)
 
@@ -279,7 +285,14 @@ def star(num_leaves: int, *, direction: str = "in", **rows: Any) -> Graph:
     """
     if direction not in ("in", "out", "both"):
         raise ConfigError(f"direction must be 'in', 'out' or 'both', had {direction!r}")
+    _check_counts(leaves=num_leaves)
     leaf = np.arange(1, num_leaves + 1)
     hub = np.zeros(num_leaves, np.int64)
     src, dst = (hub, leaf) if direction == "out" else (leaf, hub)
     return from_edges(src, dst, num_leaves + 1, undirected=direction == "both", **rows)
+
+
+def _check_counts(**counts: Any) -> None:
+    for name, count in counts.items():
+        if count >= _MOST:
+            raise ConfigError(f"{count} {name} are more than any memory holds; at most {_MOST - 1}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tiergnn.errors import ConfigError, GraphError
+from tiergnn.errors import ConfigError, GraphError, StoreError
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.folder import FolderWriter, open_folder
 from tiergnn.graph.formats.options import Column, Options, as_column, as_columns
@@ -131,10 +131,22 @@ def ingest(
         "options": options.as_json(),
         "files": _identity(src, out, options),
     }
+
+    def check_files() -> None:
+        before = {file: rest for file, *rest in key["files"]}
+        now = {file: rest for file, *rest in _identity(src, out, options)}
+        if changed := [f for f in sorted({*before, *now}) if before.get(f) != now.get(f)]:
+            raise StoreError(
+                "the file has changed while it was read", culprit=changed[0], hint="ingest again"
+            )
+
     with FolderWriter(out, overwrite=overwrite) as writer:
         workspace = Workspace(out, key, resume=resume)
         try:
-            Pipeline(src, format, options, workspace, memory_bytes, progress).run(writer)
+            pipeline = Pipeline(
+                src, format, options, workspace, memory_bytes, progress, check_files
+            )
+            pipeline.run(writer)
         except (GraphError, ConfigError):
             workspace.remove()  # bad input stays bad: there is nothing to take up again
             raise

@@ -51,8 +51,11 @@ class Pipeline:
         workspace: Workspace,
         memory_bytes: int,
         progress: Callable[[str, int, int], None] | None,
+        check_files: Callable[[], None],
     ):
+        """check_files: called when all is read; raises when what was read has changed since."""
         self._src, self._format, self._options = src, format, options
+        self._check_files = check_files
         self._workspace, self._memory_bytes = workspace, memory_bytes
         self._progress = progress or (lambda phase, done, total: None)
         self._facts: list[str] = []
@@ -64,6 +67,7 @@ class Pipeline:
         source = open_source(self._src, self._format, options, workspace.path)
         nodes = open_nodes(options, workspace.path) if options.nodes else None
         self._refuse_mixes(source, nodes)
+        _refuse_unread(options, source, nodes)
         source.notes += nodes.notes if nodes else []
         told = _say(source.notes)
         num_nodes, reader, collector = self._read(source, nodes)
@@ -81,6 +85,7 @@ class Pipeline:
         if source.x is not None:
             write_features(source.x, source.x_scale, options.feature_dtype, to)
         _say(source.notes[told:])
+        self._check_files()
         writer.commit(
             num_nodes=num_nodes,
             num_edges=assembly.num_edges,
@@ -342,6 +347,20 @@ def _copy(
         values = read_raw(path, dtype, start, min(start + step, size))
         stream.append(values.astype(to or dtype, copy=False))
         copied(values.size)
+
+
+def _refuse_unread(options: Options, source: Source, nodes: NodeTable | None) -> None:
+    """Raise ConfigError for an option about rows that nobody gave."""
+    has_x = source.x is not None or (nodes is not None and nodes.width > 0)
+    has_y = source.y is not None or (nodes is not None and nodes.has_labels)
+    unread = [("features", name) for name in ("feature_dtype", "feature_scale") if not has_x]
+    unread += [("labels", name) for name in ("task", "num_classes") if not has_y]
+    for rows, name in unread:
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"{name}={getattr(options, name)!r} is given, and there are no {rows}",
+                hint=f"{rows}=FILE, or leave {name} out",
+            )
 
 
 def _say(notes: list[str]) -> int:

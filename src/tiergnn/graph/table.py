@@ -62,13 +62,16 @@ class Table:
     def from_array(
         cls, array: np.ndarray, *, scale: np.ndarray | float | None = None, name: str = "x"
     ) -> Table:
-        """Wrap [R, D] or [R] values without copying.
+        """Wrap [R, D] or [R] values, without copying where their dtype is one of STORED.
 
-        int16 to int64 columns are refused (say which float they should be); a bfloat16 array
-        comes as its uint16 bits through the constructor instead. Raises GraphError.
+        Whole numbers of 16 to 64 bits become the narrowest of uint8, int8, float32 and float64
+        that holds each of them exactly; a bfloat16 array comes as its uint16 bits through the
+        constructor instead. Raises GraphError.
         """
         if array.ndim == 1:
             array = array[:, None]
+        if array.dtype.kind in "iu" and array.dtype.itemsize > 1:
+            array = _narrowed(array, name)
         for dtype, stored in STORED.items():
             if array.dtype == stored and dtype != "bfloat16":
                 break
@@ -88,3 +91,21 @@ class Table:
             return (rows.astype(np.uint32) << 16).view(np.float32)
         values = rows.astype(np.float64 if self.dtype == "float64" else np.float32)
         return values if self.scale is None else values * self.scale
+
+
+def _narrowed(array: np.ndarray, name: str) -> np.ndarray:
+    """Whole numbers as the narrowest stored dtype that holds each exactly."""
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    for dtype in (np.uint8, np.int8):
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return array.astype(dtype)
+    for dtype, exact in ((np.float32, 2**24), (np.float64, 2**53)):
+        if -exact <= low and high <= exact:
+            return array.astype(dtype)
+    bad = (array > 2**53) | (array < -(2**53))
+    position = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    raise GraphError(
+        f"{name}[{', '.join(str(int(axis)) for axis in position)}] is {array[position]}, "
+        "which no float holds exactly",
+        hint="numbers of at most 53 bits, or a float dtype of your choice",
+    )

@@ -69,9 +69,11 @@ def class_weights(task: str, choice: Any, y: Tensor, num_classes: int) -> Tensor
             weight = (y == 0).sum(dim=0).double() / count
         return torch.where(count > 0, weight, 1.0)
     weight = torch.as_tensor(choice, dtype=torch.float64).to(y.device)
-    if weight.shape != (num_classes,) or not bool((weight >= 0).all()):
+    counts = bool((weight >= 0).all() and weight.isfinite().all() and (weight > 0).any())
+    if weight.shape != (num_classes,) or not counts:
         raise ConfigError(
-            f"class_weight needs {num_classes} numbers of 0 or more, had {weight.tolist()}"
+            f"class_weight needs {num_classes} numbers of 0 or more, not all 0, "
+            f"had {weight.tolist()}"
         )
     return weight
 

@@ -102,7 +102,9 @@ class Lines:
         epoch, every = record["epoch"], max(1, self._epochs // 10)
         if epoch % every == 0 or epoch in (1, self._epochs):
             news = describe(record, self._metric)
-            print(f"epoch {epoch}/{self._epochs}  {news}", file=self._file, flush=True)
+            # Whoever read the lines may have left (`| head`): the run goes on untold.
+            with contextlib.suppress(BrokenPipeError):
+                print(f"epoch {epoch}/{self._epochs}  {news}", file=self._file, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""

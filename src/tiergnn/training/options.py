@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.units import parse_bytes
 
+_MOST = 3.4e38  # of a step: float32 holds no more
 DTYPES = ("float32", "float64", "bfloat16")
 # Options that may be Python objects: a run's record can name them, not keep them.
 OBJECTS = ("optimizer", "scheduler", "criterion", "metric")
@@ -48,10 +48,10 @@ class Options:
                 raise ConfigError(f"{name} must be a whole number from 1, had {value!r}")
         for name in ("lr", "clip"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
+            if value is not None and not 0 < value <= _MOST:
                 raise ConfigError(f"{name} must be a number above 0, had {value!r}")
-        if self.weight_decay is not None and not self.weight_decay >= 0:
-            raise ConfigError(f"weight_decay must be 0 or more, had {self.weight_decay!r}")
+        if self.weight_decay is not None and not 0 <= self.weight_decay <= _MOST:
+            raise ConfigError(f"weight_decay must be a number from 0, had {self.weight_decay!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed must be a whole number in 0..2**64-1, had {self.seed!r}")
         if not isinstance(self.optimizer, str):

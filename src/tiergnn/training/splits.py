@@ -96,9 +96,12 @@ def _made(graph: Graph, spec: str, seed: int) -> dict[str, np.ndarray]:
         seed = int(fixed) if fixed else seed
     except ValueError:
         values = []
-    if len(values) != 3 or min(values) < 0 or kind not in ("random", "planetoid"):
+    whole = kind == "random" or all(value.is_integer() for value in values)
+    bounded = all(0 <= value < 2**53 for value in values) and 0 <= seed < 2**64  # nan is not
+    if len(values) != 3 or not (bounded and whole) or kind not in ("random", "planetoid"):
         raise ConfigError(
-            f"{spec!r} is not a split", hint="random:0.6/0.2/0.2 or planetoid:20/500/1000"
+            f"{spec!r} is not a split",
+            hint="random:0.6/0.2/0.2 or planetoid:20/500/1000, and @SEED after it if you like",
         )
     ids = np.flatnonzero(labelled(graph))
     # Raw words of a counter-based generator: the same on every machine and NumPy version.

@@ -34,6 +34,12 @@ def open_ogb(path: Path, options: Options, scratch: Path) -> Source:
     """One graph of labelled nodes; heterogeneous graphs and sets of many graphs are refused."""
     options.refuse_columns("ogb")
     raw = path / "raw"
+    if not sniff(path):
+        raise GraphError(
+            "an OGB folder has raw/edge.csv or raw/data.npz (.gz too), this has neither",
+            culprit=str(path),
+            hint="the folder that OGB extracted, such as dataset/ogbn_arxiv",
+        )
     hetero = [name for name in _HETERO if (raw / name).exists()]
     if hetero:
         raise GraphError(

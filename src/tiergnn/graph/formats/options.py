@@ -60,6 +60,14 @@ class Options:
         ):
             if getattr(self, name) is not None and getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
+        if len({*self.edge_features}) < len(self.edge_features):
+            twice = max(self.edge_features, key=self.edge_features.count)
+            raise ConfigError(f"edge_features names {twice!r} twice")
+        scale = self.feature_scale
+        if scale is not None and not isinstance(scale, Path) and not 0 < scale < float("inf"):
+            raise ConfigError(f"feature_scale must be a number above 0, had {scale}")
+        if self.num_classes is not None and self.num_classes < 1:
+            raise ConfigError(f"num_classes must be 1 or more, had {self.num_classes}")
         if self.num_nodes is not None and self.num_nodes < 0:
             raise ConfigError(f"num_nodes must be 0 or more, had {self.num_nodes}")
         if self.relabels and self.num_nodes is not None:

@@ -69,7 +69,8 @@ def _load(path: Path) -> tuple[Any, bool]:
                 # Files of torch before 1.6 cannot be mapped; others are damaged.
                 if not mapped:
                     raise _damaged(path, error) from error
-            except (EOFError, ValueError, KeyError) as error:
+            # What the unpickler makes of other bytes than a pickle's.
+            except (EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
                 raise _damaged(path, error) from error
             except UnpicklingError as error:
                 raise GraphError(
