@@ -40,8 +40,15 @@ def ensure_place() -> None:
 
 
 def _may_write(place: str) -> bool:
-    """Whether the folder, or the nearest one above it that is there, lets us write."""
-    path = Path(place)
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+    """Whether a file can be made in the folder, which is made where it is not there, as by Numba.
+
+    Tried, since rights alone do not tell of what is mounted for reading.
+    """
+    probe = os.path.join(place, f".tiergnn-probe-{os.getpid()}")
+    try:
+        os.makedirs(place, exist_ok=True)
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT))
+        os.unlink(probe)
+    except OSError:
+        return False
+    return True
