@@ -92,6 +92,7 @@ def test_binary(tmp_path, save):
     ("files", "problem"),
     [
         ({"num-node-list": "12\n8\n"}, "holds 2 graphs, wanted one"),
+        ({"num-node-list": ""}, "the file is empty: wanted the number of nodes"),
         ({"node-feat": "1,2\n"}, "has 1 rows, the graph has 20 nodes"),
         ({"node-label": "1\n" * (V + 1)}, "more than 20 rows"),
         ({"edge-feat": "1\n" * (E - 1)}, "fewer rows than there are edges"),

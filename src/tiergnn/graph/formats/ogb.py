@@ -154,7 +154,13 @@ def _count(file: Path) -> int:
         [block.ints(0, "number of nodes") for block, _, _ in lines.pieces((0,), 2**20)]
         or [np.empty(0, np.int64)]
     )
-    if counts.size != 1:
+    if counts.size == 0:
+        raise GraphError(
+            "the file is empty: wanted the number of nodes on its one line",
+            culprit=str(file),
+            hint="extract the folder anew, or remove the file and give num_nodes=N",
+        )
+    if counts.size > 1:
         raise GraphError(f"the folder holds {counts.size} graphs, wanted one", culprit=str(file))
     return int(counts[0])
 
