@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, PlanError, StoreError
+from tiergnn.graph.distributions import rmat_shape
+from tiergnn.graph.shape import Histogram
 from tiergnn.hardware.machine import (
     LINKS,
     OF_HOST,
@@ -264,3 +268,33 @@ def test_a_cache_answers_more_the_larger_it_is_and_the_more_uneven_the_reads(cac
 @settings(max_examples=25, deadline=None)
 def test_the_cache_of_a_hit_share_has_it(hit, span):
     assert hit_frac(cache_of(hit, span), span) == pytest.approx(hit)
+
+
+@pytest.mark.parametrize(("streamed", "share"), [(0.1, 0.1), (0.1, 0.4), (0.4, 0.2), (1.0, 0.5)])
+def test_what_is_streamed_takes_room_from_rows_in_a_cache(streamed, share):
+    """Held to a least-recently-used cache: rows read as an R-MAT graph reads them, and lines that
+    pass once."""
+    degrees = rmat_shape(3_000, 45_000, a=0.57, b=0.19, c=0.19).out_degrees
+    counts = np.array(degrees.counts).round()
+    evenness = Histogram(degrees.degrees, tuple(counts.tolist())).evenness
+    chance = np.repeat(np.array(degrees.degrees, np.float64), counts.astype(int))
+    rows, random = chance.size, np.random.default_rng(0)
+    reads = random.choice(rows, 40_000, p=chance / chance.sum())
+    passing = random.random(reads.size) < streamed
+    lines: OrderedDict[int, None] = OrderedDict()
+    hits = judged = 0
+    for i, row in enumerate(reads.tolist()):
+        if passing[i]:
+            lines[rows + i] = None  # a name that no row has
+        if i > reads.size // 2:
+            judged += 1
+            hits += row in lines
+        lines.pop(row, None)
+        lines[row] = None
+        while len(lines) > share * rows:
+            lines.popitem(last=False)
+    found = hits / judged
+    alone = share / (share + evenness * (1 - share))
+    assert hit_frac(share * rows, rows, evenness, streamed) == pytest.approx(found, abs=0.04)
+    assert found < alone - 0.01
+    assert hit_frac(share * rows, rows, evenness, 0.0) > found + 0.01

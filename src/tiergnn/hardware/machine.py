@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -263,17 +264,37 @@ def _check_positive(culprit: str, *, zero: bool = False, **values: float) -> Non
 _SHARPNESS = 3  # of a cache's edge: it has sets, and others use it too
 
 
-def hit_frac(cache_bytes: float, span_bytes: float, evenness: float = 1.0) -> float:
+@lru_cache(maxsize=4096)
+def hit_frac(
+    cache_bytes: float, span_bytes: float, evenness: float = 1.0, streamed: float = 0.0
+) -> float:
     """The share of random reads of a table of ``span_bytes`` that a cache answers.
 
     Read evenly it is the share f of the table that the cache holds: nearly all of a small table,
     cache / span of a large one, smooth between. Hot rows stay longer: of an uneven table the cache
     answers f / (f + evenness (1 - f)) (``graph.shape.Histogram.evenness``).
+
+    For each byte of rows ``streamed`` bytes pass through the cache, read or written once: they stay
+    as long as a row that is not read again. While a cache that was empty comes to hold the share f,
+    it is asked for (-ln(1 - f) - f) / evenness + f tables of rows: the integral of 1 / its misses.
     """
     if not cache_bytes:
         return 0.0
     held = (1 + (span_bytes / cache_bytes) ** _SHARPNESS) ** (-1 / _SHARPNESS)
+    if streamed and span_bytes:
+        held = _shared_share(cache_bytes / span_bytes, evenness, streamed, held)
     return held / (held + evenness * (1 - held))
+
+
+def _shared_share(room: float, evenness: float, streamed: float, most: float) -> float:
+    """The share of a table in a cache of ``room`` tables that what is streamed lies in, too."""
+    low, high = 0.0, min(most, 1 - 1e-12)
+    for _ in range(30):
+        f = (low + high) / 2
+        alone = f / (1 - f**_SHARPNESS) ** (1 / _SHARPNESS)  # a cache that would hold this share
+        passed = (-math.log1p(-f) - f) / evenness + f
+        low, high = (f, high) if alone + streamed * passed < room else (low, f)
+    return low
 
 
 def cache_of(hit: float, span_bytes: float) -> float:

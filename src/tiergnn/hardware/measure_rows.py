@@ -85,6 +85,12 @@ class _Gatherer:
             found[row, span] = rest / (edges * row)
         return found
 
+    def streamed(self, row_bytes: int) -> float:
+        """Bytes in order for each byte of a row: an edge's id, and a row written for every 16."""
+        if self._pass_bytes:
+            return 0.0  # as costs have it of a device that walks rows in passes
+        return (_ID_BYTES + (row_bytes + _END_BYTES) / DEGREE) / row_bytes
+
     def _edges(self, row_bytes: int) -> int:
         """A row takes a cache line at least: so many that no cache keeps all that one call reads.
 
@@ -154,7 +160,8 @@ def measure_gathers(
     near = {row: taken[row, span] for row, span in within.items()}
     cached = {}
     for row, span in inside.items():
-        answered = min(_MOST, hit_frac(near_bytes, gatherer.seen(row, span)))
+        seen = gatherer.seen(row, span)
+        answered = min(_MOST, hit_frac(near_bytes, seen, 1.0, gatherer.streamed(row)))
         nearest = near.get(row, 0.0)
         cached[row] = max(nearest, _rest(taken[row, span], answered, nearest))
     worth = _cache_worth(
@@ -165,7 +172,8 @@ def measure_gathers(
     )
     memory = {}
     for row, span in far.items():
-        answered = min(_MOST, hit_frac(worth, gatherer.seen(row, span)))
+        seen = gatherer.seen(row, span)
+        answered = min(_MOST, hit_frac(worth, seen, 1.0, gatherer.streamed(row)))
         memory[row] = max(cached[row], _rest(taken[row, span], answered, cached[row]))
     return GatherRates(
         near_bytes=min(near_bytes, worth) if near else 0,

@@ -8,7 +8,7 @@ each link. What the machine's rates say is multiplied by the factor of the class
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -88,8 +88,9 @@ class Costs:
 
     def shares(self, action: Action) -> Iterator[Share]:
         """The action's seconds by class, factors not counted. Raises as ``parts``."""
+        streamed = _streamed(action.work) if self.machine.device.kind == "cpu" else 0.0
         for work in action.work:
-            yield from _shares(self.machine, work, action.lane)
+            yield from _shares(self.machine, work, action.lane, streamed)
 
     def save(self, path: str | Path) -> None:
         """Raises StoreError when the file cannot be written."""
@@ -101,7 +102,17 @@ class Costs:
         return frozen.load(cls, path, FORMAT, VERSION)
 
 
-def _shares(machine: Machine, work: Work, lane: Lane) -> Iterator[Share]:
+def _streamed(works: Sequence[Work]) -> float:
+    """Bytes that kernels read and write in order for each byte of rows that they gather.
+
+    They take room in the caches from the rows. A GPU's rates are set with that in them.
+    """
+    gathered = sum(work.amount for work in works if work.kind == "gather")
+    passing = sum(w.amount for w in works if w.kind == "stream" and not w.launches)
+    return passing / gathered if gathered else 0.0
+
+
+def _shares(machine: Machine, work: Work, lane: Lane, streamed: float) -> Iterator[Share]:
     device = machine.device
     link = _link_of(work, lane, device)
     if link is not None:
@@ -116,7 +127,7 @@ def _shares(machine: Machine, work: Work, lane: Lane) -> Iterator[Share]:
         return
     if work.kind == "gather":
         yield Share("launch", work.launches * _graph_launch_s(device))
-        yield Share("gather", work.amount * gather_s_per_byte(device, work))
+        yield Share("gather", work.amount * gather_s_per_byte(device, work, streamed))
         return
     if work.launches:
         yield Share("launch", work.launches * device.launch_s)
@@ -146,14 +157,17 @@ def _graph_launch_s(device: Device) -> float:
     return device.launch_s if device.graph_launch_s is None else device.graph_launch_s
 
 
-def gather_s_per_byte(device: Device, work: Work) -> float:
+def gather_s_per_byte(device: Device, work: Work, streamed: float = 0.0) -> float:
     """Each byte takes what the cache that has it takes: a smooth step from caches to memory."""
+    even = work.evenness
     row = max(1, work.grain)
     span = float(work.span)
     if 0 < device.pass_bytes < row:
         span *= device.pass_bytes / row
-    near = hit_frac(device.near_cache_bytes, span, work.evenness) if device.near_gather_Bps else 0.0
-    cached = max(near, hit_frac(device.cache_bytes, span, work.evenness))
+    near = 0.0
+    if device.near_gather_Bps:
+        near = hit_frac(device.near_cache_bytes, span, even, streamed)
+    cached = max(near, hit_frac(device.cache_bytes, span, even, streamed))
     memory_s = (1 - cached) / device.gather_Bps.at(row)
     cached_s = (cached - near) / device.cached_gather_Bps.at(row)
     near_s = near / device.near_gather_Bps.at(row) if device.near_gather_Bps else 0.0
