@@ -176,6 +176,8 @@ class StageWork:
     moments_of: str = ""  # the rows whose moments, named ``s{index}``, it makes before it runs
     statistics: tuple[str, ...] = ()  # moments that it reads, of this stage or earlier ones
     divisible: bool = False  # the graph operation is a sum that adds up over sets of edges
+    before: tuple[str, ...] = ()  # of what a columnwise stage reads: up to its operation,
+    after: tuple[str, ...] = ()  # and after it
 
 
 @dataclass(frozen=True, slots=True)

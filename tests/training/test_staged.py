@@ -32,7 +32,7 @@ def planned(graph, model, strategy="grinnder", frac=0.75, **options):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("strategy", ["grinnder", "hongtu"])
+@pytest.mark.parametrize("strategy", ["grinnder", "hongtu", "sliced"])
 def test_a_staged_run_is_the_resident_run(strategy, tmp_path):
     graph = community(300)
     plan = planned(graph, net(graph, dropout=0.5), strategy)
@@ -166,7 +166,7 @@ def test_ctrl_c_within_an_epoch_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     np.testing.assert_array_equal(run.predict(), whole.predict())
 
 
-@pytest.mark.parametrize("strategy", ["resident", "grinnder"])
+@pytest.mark.parametrize("strategy", ["resident", "grinnder", "sliced"])
 def test_plans_of_models_that_read_edge_weights(strategy):
     """What a planned stage reads of edges is what the model's stage reads of them."""
     graph = community(200)

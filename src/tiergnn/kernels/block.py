@@ -57,6 +57,8 @@ class Block:
     edge_attr: Tensor | None = None  # [E, D]
     num_graph_nodes: int | None = None  # of the whole graph; None: num_src
     num_graph_edges: int | None = None  # of the whole graph; None: num_edges
+    turn: int = 0  # source j is row (j + turn) mod S of what is gathered: see ``rows``
+    whole: Block | None = field(default=None, repr=False)  # whose rows these are
     handle: int = field(init=False, repr=False, default=0)  # names it in ops: see ``by_handle``
 
     def __post_init__(self) -> None:
@@ -229,12 +231,40 @@ class Block:
         before = torch.searchsorted(kept, self.rowptr)
         return replace(
             self,
+            whole=None,
             rowptr=before,
             col=self.col[kept],
             eid=kept if self.eid is None else self.eid[kept],
             edge_weight=None if self.edge_weight is None else self.edge_weight[kept],
             edge_attr=None if self.edge_attr is None else self.edge_attr[kept],
         )
+
+    def rows(self, first: int, last: int) -> Block:
+        """The in-edges of rows first..last-1 of a square block, as a block of those rows.
+
+        Its sources are all rows, turned so that its own come first: it gathers by ``turned``.
+        """
+        low, high = int(self.rowptr[first]), int(self.rowptr[last])
+        return replace(
+            self,
+            rowptr=self.rowptr[first : last + 1] - low,
+            col=torch.remainder(self.col[low:high] - first, max(1, self.num_src)),
+            dst_gid=None if self.dst_gid is None else self.dst_gid[first:last],
+            src_gid=None,
+            eid=None if self.eid is None else self.eid[low:high],
+            edge_weight=None if self.edge_weight is None else self.edge_weight[low:high],
+            edge_attr=None if self.edge_attr is None else self.edge_attr[low:high],
+            turn=first,
+            whole=self,
+        )
+
+    def turned(self, x: Tensor) -> Tensor:
+        """Rows [S, ...] in the order of the sources."""
+        return x if not self.turn else torch.cat([x[self.turn :], x[: self.turn]])
+
+    def straight(self, x: Tensor) -> Tensor:
+        """Rows in the order of the sources as they are gathered."""
+        return x if not self.turn else torch.cat([x[-self.turn :], x[: -self.turn]])
 
     def to(self, device: torch.device | str) -> Block:
         """This block with its tensors on ``device``; itself when they are there already."""

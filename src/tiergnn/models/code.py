@@ -28,7 +28,8 @@ class Code:
 
     ``names`` are those of all tensors that stages may be given, ``writes`` those that this code
     makes. ``plain``: the operation gives its sum where it is a mean; ``mean_of`` is such an
-    operation whose sum this code is given.
+    operation whose sum this code is given. ``adjoint``: the operation, a sum, gives the gradient of
+    what it gathers from that of its result, which it is given instead.
     """
 
     nodes: tuple[Node, ...]
@@ -37,6 +38,7 @@ class Code:
     writes: Mapping[str, Node]
     plain: bool = False
     mean_of: Node | None = None
+    adjoint: bool = False
 
     @property
     def gathers(self) -> dict[Node, str]:
@@ -82,9 +84,10 @@ class Code:
 
     @property
     def function(self) -> Callable[..., tuple[Tensor, ...]]:
-        """``function(root, block, key, *gathers, *reads, *edges, *statistics) -> writes``."""
+        """``function(root, block, key, columns, *gathers, *reads, *edges, *statistics)``."""
         graph = Graph()
         made: dict[Any, Node] = {name: graph.placeholder(name) for name in ("block", "key")}
+        columns = graph.placeholder("columns")
         sources = {n: graph.placeholder(f"gathered_{n.name}") for n in self.gathers}
         own = (*self.reads, *self.edges, *self.statistics)
         made |= {n: graph.placeholder(f"own_{n.name}") for n in own}
@@ -103,7 +106,9 @@ class Code:
                     name: map_arg(value, sources.__getitem__ if name in gathers else find)
                     for name, value in node.kwargs.items()
                 }
+                given |= {"columns": columns} if node.target in ops.COLUMNWISE else {}
                 given |= {"reduce": "sum"} if self.plain else {}
+                given |= {"adjoint": True} if self.adjoint else {}
                 made[node] = graph.call_function(node.target, (), given)  # pyright: ignore[reportArgumentType]
             else:
                 made[node] = graph.node_copy(node, find)

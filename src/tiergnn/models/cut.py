@@ -27,7 +27,7 @@ from tiergnn.models.code import (
     rows_of,
     suffix,
 )
-from tiergnn.models.halves import halves_of, sums_of
+from tiergnn.models.halves import adjoint_of, columns_of, halves_of, sums_of
 from tiergnn.models.moments import affine_rows, moments
 from tiergnn.models.rowlocal import name_of
 from tiergnn.models.stages import Program, Rows, Stage, Statistic
@@ -131,7 +131,7 @@ class _Cut:
         if user.op == "output":
             return self.num_stages - 1, self.num_stages - 1
         stage = self.stage[user]
-        before = is_statistic(user) or node in gathered_by(user)
+        before = is_bound(user) and fact(node).kind == "rows"
         return stage - before, stage
 
     def _cost(self, node: Node, stage: int) -> int:
@@ -228,14 +228,16 @@ class _Cut:
         )
         if not graph:
             return stage
-        halves = halves_of(code, index)
+        halves, adjoint = halves_of(code, index), adjoint_of(code, index)
         self.between |= {name: rows_of(name, node) for name, node in halves[0].writes.items()}
         sums = sums_of(code, index)
         return replace(
             stage,
             halves=self._divided(stage, halves),
             sums=self._divided(stage, sums),
-            divisible=bool(sums) and not sums[0].reads and not sums[0].learned,
+            columns=self._divided(stage, columns_of(code, index)),
+            adjoint=None if adjoint is None else replace(stage, **self._fields(adjoint)),
+            divisible=adjoint is not None,
         )
 
     def _fields(self, code: Code) -> dict[str, Any]:

@@ -10,14 +10,14 @@ Legend: V nodes, P destinations, S sources, E edges, D columns, K heads, F featu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch.fx import Proxy
 
 from tiergnn.errors import ConfigError, unknown
-from tiergnn.kernels.aggregate import aggregate
+from tiergnn.kernels.aggregate import aggregate, aggregate_grad
 from tiergnn.kernels.attention import edge_mean, gat_attention, gatv2_attention
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key, dropout
@@ -25,6 +25,14 @@ from tiergnn.kernels.table import RowTable
 from tiergnn.models.operation import kept, operation
 
 FILLS = ("mean", "add", "sum", "max", "min")
+
+
+class Columns(NamedTuple):
+    """Of which columns the rows are that a graph operation gathers first: ``first`` and on, of
+    ``total``. A slice of attention's columns is that of whole heads."""
+
+    first: int
+    total: int
 
 
 @operation(kind="graph", gathers=("x",))
@@ -35,10 +43,14 @@ def propagate(
     *,
     reduce: str = "sum",
     skip_loops: bool = False,
+    columns: Columns | None = None,
+    adjoint: bool = False,
 ) -> Tensor:
     """out[i] = reduce over in-edges (j, i) of weight * x[j]: x [S, ...] -> [P, ...].
 
-    skip_loops leaves out the edges from a row to itself. Raises what ``kernels.aggregate`` raises.
+    skip_loops leaves out the edges from a row to itself. ``adjoint``: the gradient [S, ...] of the
+    sum or mean of such rows from that of the result, x [P, ...]. Raises what ``kernels.aggregate``
+    raises.
     """
     if skip_loops:
         if weight is None:
@@ -48,12 +60,29 @@ def propagate(
     flat = x
     if len(x.shape) != 2:
         flat = _flat(x) if isinstance(x, Tensor) else RowTable([_flat(t) for t in x.tables])
-    out = aggregate(block, flat, reduce=reduce, weight_E=weight)
-    return out if len(x.shape) == 2 else out.reshape(block.num_dst, *x.shape[1:])
+    if weight is not None and weight.dim() == 2 and columns is not None:
+        weight = _of_columns(weight, columns, flat.shape[1])
+    if adjoint:
+        assert isinstance(flat, Tensor)
+        out = aggregate_grad(block, flat, mean=reduce == "mean", weight_E=weight)
+        out = block.straight(out)
+    else:
+        flat = block.turned(flat) if isinstance(flat, Tensor) else flat
+        out = aggregate(block, flat, reduce=reduce, weight_E=weight)
+    return out if len(x.shape) == 2 else out.reshape(out.shape[0], *x.shape[1:])
 
 
 def _flat(x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], x.shape[1:].numel())
+
+
+def _of_columns(weight: Tensor, columns: Columns, count: int) -> Tensor:
+    """Of weights [E, K] those of ``count`` columns; one a column where groups are cut."""
+    each = columns.total // max(1, weight.shape[1])
+    first, last = columns.first, columns.first + count
+    if first % each == 0 and last % each == 0:
+        return weight[:, first // each : last // each]
+    return weight[:, torch.arange(first, last, device=weight.device) // each]
 
 
 def mean_of_sum(total: Tensor, block: Block, skip_loops: bool) -> Tensor:
@@ -77,20 +106,26 @@ def attend_gat(
     p: float = 0.0,
     key: Key | None = None,
     site: int = 0,
+    columns: Columns | None = None,
 ) -> Tensor:
-    """GAT's softmax over in-edges: h [S, K, F] -> [P, K, F]. See ``kernels.attention``."""
+    """GAT's softmax over in-edges: h [S, K, F] -> [P, K, F]. See ``kernels.attention``.
+
+    Of the other tensors the heads of h are taken, where it has some of them only.
+    """
+    heads = _Heads.of(columns, h)
     return gat_attention(
         block,
-        h,
-        score_src,
-        score_dst,
-        score_edge_EK=score_edge,
-        score_loop_PK=score_loop,
+        block.turned(h),
+        block.turned(heads.take(score_src)),
+        heads.take(score_dst),
+        score_edge_EK=heads.take(score_edge),
+        score_loop_PK=heads.take(score_loop),
         negative_slope=negative_slope,
         self_loop=self_loop,
         p=p,
         key=key or draw_key(p),
         site=site,
+        head=heads.first,
     )
 
 
@@ -109,22 +144,54 @@ def attend_gatv2(
     p: float = 0.0,
     key: Key | None = None,
     site: int = 0,
+    columns: Columns | None = None,
 ) -> Tensor:
-    """GATv2's softmax over in-edges: x_src [S, K, F] -> [P, K, F]. See ``kernels.attention``."""
+    """GATv2's softmax over in-edges: x_src [S, K, F] -> [P, K, F]. See ``kernels.attention``.
+
+    Of the other tensors the heads of x_src are taken, where it has some of them only.
+    """
+    heads = _Heads.of(columns, x_src)
     return gatv2_attention(
         block,
-        x_src,
-        x_dst,
-        att,
+        block.turned(x_src),
+        heads.take(x_dst),
+        heads.take(att, 0),
         edge_attr_ED=edge_attr,
-        edge_weight_DKF=edge_weight,
+        edge_weight_DKF=heads.take(edge_weight),
         loop_attr_PD=loop_attr,
         negative_slope=negative_slope,
         self_loop=self_loop,
         p=p,
         key=key or draw_key(p),
         site=site,
+        head=heads.first,
     )
+
+
+class _Heads(NamedTuple):
+    """The heads of a slice."""
+
+    first: int
+    number: int
+
+    @classmethod
+    def of(cls, columns: Columns | None, x: Tensor) -> _Heads:
+        """Those of x [S, K, F]."""
+        return cls(0 if columns is None else columns.first // max(1, x.shape[2]), x.shape[1])
+
+    @overload
+    def take(self, x: Tensor, dim: int = 1) -> Tensor: ...
+    @overload
+    def take(self, x: None, dim: int = 1) -> None: ...
+    def take(self, x: Tensor | None, dim: int = 1) -> Tensor | None:
+        """Of what has all heads, or these alone already, these."""
+        if x is None or x.shape[dim] == self.number:
+            return x
+        return x.narrow(dim, self.first, self.number)
+
+
+# Graph operations that work on every column, or head, by itself.
+COLUMNWISE = (propagate, attend_gat, attend_gatv2)
 
 
 @operation(kind="structure")

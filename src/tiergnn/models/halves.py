@@ -63,6 +63,32 @@ def sums_of(code: Code, index: int) -> tuple[Code, Code] | tuple[()]:
     )
 
 
+def columns_of(code: Code, index: int) -> tuple[Code, Code] | tuple[()]:
+    """Halves of which the first may run on a slice of columns of the rows that it gathers first;
+    what of edges, the block and parameters both need is made in both. () where columns depend on
+    each other.
+    """
+    bound = code.bound
+    assert bound is not None
+    if bound.target not in ops.COLUMNWISE:
+        return ()
+    name, rest = f"sum.s{index}", _needed(code.writes.values(), [bound], code)
+    return (
+        replace(code, nodes=_ordered(code, _before(code)), writes={name: bound}),
+        replace(code, nodes=_ordered(code, rest), bound=None, names={**code.names, bound: name}),
+    )
+
+
+def adjoint_of(code: Code, index: int) -> Code | None:
+    """From the gradient of a sum to that of what it gathers, where that is all it takes."""
+    sums = sums_of(code, index)
+    if not sums or sums[0].reads or sums[0].learned:
+        return None
+    ((gathered, name),) = code.gathers.items()
+    names = {**code.names, gathered: f"sum.s{index}"}
+    return replace(sums[0], names=names, writes={name: code.bound}, plain=False, adjoint=True)
+
+
 def _before(code: Code) -> set[Node]:
     """The operation and what it is made of, with all items of tuples among that."""
     assert code.bound is not None

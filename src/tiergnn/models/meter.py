@@ -405,7 +405,9 @@ class _Fits:
             writes=stage.writes,
             frees=stage.frees,
             saves=bench.saves[stage.index] if bench.program.training else (),
-            columnwise=stage.kind == "graph" and not stage.op.endswith("as it stands"),
+            columnwise=bool(stage.columns),
+            before=_own_of(stage.columns[0]) if stage.columns else (),
+            after=_own_of(stage.columns[1]) if stage.columns else (),
             forward=passes["forward"],
             backward=passes["backward"],
             forward_held=self.forward_held,
@@ -425,6 +427,11 @@ def _reads(stage: Stage) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys((*stage.gathers, *stage.reads, *stage.edges, *stage.statistics, *of))
     )
+
+
+def _own_of(half: Stage) -> tuple[str, ...]:
+    """The own rows and inputs of edges that a half of a stage reads of others."""
+    return tuple(n for n in (*half.reads, *half.edges) if n != f"sum.s{half.index}")
 
 
 def _parameters(kept: Kept) -> list[Tensor]:

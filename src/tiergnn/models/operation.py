@@ -62,6 +62,8 @@ _made: weakref.WeakKeyDictionary[Block, dict[tuple, tuple]] = weakref.WeakKeyDic
 
 def kept(block: Block, name: tuple, source: Tensor | None, make: Callable[[], Any]) -> Any:
     """make(), or what it made before from the same block and the same unchanged tensor."""
+    if source is None and block.whole is not None:
+        name, block = (*name, block.turn, block.num_dst), block.whole
     made = _made.setdefault(block, {})
     if name in made:
         ref, version, value = made[name]

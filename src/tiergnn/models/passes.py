@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key
+from tiergnn.models.functional import Columns
 from tiergnn.models.stages import Stage
 
 # Something that requires a gradient and gets none, so that a graph starts without holding rows.
@@ -45,6 +46,7 @@ def run_forward(
     own: Mapping[str, Tensor] | None = None,
     *,
     keep: bool,
+    columns: Columns | None = None,
 ) -> tuple[dict[str, Tensor], Kept | None]:
     """What ``stage.run`` gives, and what its backward needs; nothing of it with keep=False.
 
@@ -63,7 +65,7 @@ def run_forward(
         gathered = starts(rows | {name: own[n] for n, name in begun.items()}, kept.found)
         own = {n: gathered[name] for n, name in begun.items()}
     with torch.enable_grad(), nullcontext() if keep else _nothing_saved():
-        written = stage.run(block, key, gathered, own)
+        written = stage.run(block, key, gathered, own, columns)
     rows = {name: cut(name, row, kept if keep else None) for name, row in written.items()}
     return rows, kept if keep else None
 

@@ -16,6 +16,7 @@ from tiergnn.errors import ConfigError
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key
 from tiergnn.models import norms
+from tiergnn.models.functional import Columns
 from tiergnn.models.moments import combine_moments, moments
 
 
@@ -69,7 +70,10 @@ class Stage:
     that hold a part of the edges (``Block.only``); what it writes is added up over them, and the
     second, on the block with all of the rows' edges, takes the total. ``divisible`` are those of
     which the first reads gathered rows and inputs of edges alone: over the out-edges of rows it
-    makes their gradients.
+    makes their gradients, and the stage has an ``adjoint``, which makes of the gradient of what the
+    first wrote that of what it gathered. ``columns`` (none where columns or heads depend on each
+    other) are again two, of which the first may run on a slice of the columns of what it gathers
+    first.
     """
 
     index: int
@@ -91,6 +95,8 @@ class Stage:
     halves: tuple[Stage, ...] = field(default=(), repr=False)
     sums: tuple[Stage, ...] = field(default=(), repr=False)
     divisible: bool = field(default=False, repr=False)
+    columns: tuple[Stage, ...] = field(default=(), repr=False)
+    adjoint: Stage | None = field(default=None, repr=False)
 
     def run(
         self,
@@ -98,17 +104,19 @@ class Stage:
         key: Key | None,
         gathered: Mapping[str, Tensor],
         own: Mapping[str, Tensor] | None = None,
+        columns: Columns | None = None,
     ) -> dict[str, Tensor]:
         """What the stage writes, name -> [P, ...], or [E, ...] for rows of edges.
 
         ``gathered`` holds rows [S, ...] of ``gathers``; ``own`` rows [P, ...] of ``reads``, rows
         [E, ...] of ``edges`` in the block's order, and ``statistics`` (None: as ``gathered``,
-        where the block is the whole graph).
+        where the block is the whole graph). ``columns`` says of which columns the rows are.
         """
         own = gathered if own is None else own
         given = [gathered[name] for name in self.gathers]
         given += [own[name] for name in (*self.reads, *self.edges, *self.statistics)]
-        return dict(zip(self.writes, self.function(self.root, block, key, *given), strict=True))
+        made = self.function(self.root, block, key, columns, *given)
+        return dict(zip(self.writes, made, strict=True))
 
     def partial(self, block: Block, own: Mapping[str, Tensor]) -> Tensor:
         """The moments [3, D] of this part's rows; raises ConfigError for a graph too small."""

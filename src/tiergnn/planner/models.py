@@ -139,6 +139,8 @@ class _Sketch:
                 moments_of=moments_of,
                 statistics=(f"s{index}",) if moments_of else (),
                 divisible=op.startswith(("sum", "mean")),
+                before=reads if kind == "graph" and len(gathers) > 1 else (),
+                after=reads if kind == "graph" and len(gathers) == 1 else (),
             )
         )
         self.parameters += count
@@ -280,28 +282,28 @@ def _gat(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
         count = 1 if i == len(widths) - 2 else heads
         out = count * widths[i + 1]
         score = _Op("score", out, out, out, moved=3, back=6)
-        return [_scale(wide), _linear(wide, out, bias=False), score], out, count
+        return [_scale(wide), _linear(wide, out, bias=False), score, score], out, count
 
     ops, out, count = before(0, widths[0])
-    name, score = sketch.row("h0", out), sketch.row("h0a", count)
-    sketch.stage("rows", "rows", ops, reads=("x",), writes=(name, score), saves=(name,))
+    name, score, own = sketch.row("h0", out), sketch.row("h0a", count), sketch.row("h0b", count)
+    sketch.stage("rows", "rows", ops, reads=("x",), writes=(name, score, own), saves=(name,))
     for i in range(len(widths) - 1):
         last, wide, attending = i == len(widths) - 2, out, count
         op = f"gat of {count} head" + "s" * (count > 1)
-        ops = [_Op("score", wide, wide, wide, moved=7, back=9), _bias(wide)]
+        ops = [_Op("join", wide, wide, moved=4, back=3), _bias(wide)]
         if not last:
             more, out, count = before(i + 1, wide)
             ops += [_activation(wide), *more]
         writes = (sketch.row(f"h{i + 1}", wide if last else out),)
-        saves = (name, score)
+        saves = (name, score, own)
         if not last:
             saves += writes
-            writes += (sketch.row(f"h{i + 1}a", count),)
+            writes += tuple(sketch.row(f"h{i + 1}{letter}", count) for letter in "ab")
         sketch.stage(
-            "graph", op, ops, gathers=(name, score), reads=(name,), writes=writes,
+            "graph", op, ops, gathers=(name, score), reads=(own,), writes=writes,
             own_keeps=2 * wide + 4 * attending, saves=saves,
         )  # fmt: skip
-        name, score = writes[0], writes[-1]
+        name, (score, own) = writes[0], writes[1:] or ("", "")
     return name
 
 

@@ -114,6 +114,16 @@ class Buffers:
     def holds(self, name: str) -> Any:
         return self._of[name].holds
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a row of a tensor of the program."""
+        return self._rows[name].shape
+
+    def width(self, name: str) -> int:
+        return self._rows[name].width
+
+    def of_edges(self, name: str) -> bool:
+        return self._rows[name].of == "edges"
+
     def tier(self, name: str) -> str:
         return self._of[name].tier
 
@@ -200,11 +210,18 @@ class Buffers:
             self.put(name, made)
         return made
 
+    def room_shape(self, name: str) -> torch.Size:
+        """Of all that a buffer has room for."""
+        return self._shape(self._of[name])
+
     def _shape(self, buffer: Buffer) -> torch.Size:
         holds = buffer.holds
         assert holds is not None, str(buffer)
         rows = self._rows[holds.of]
-        return torch.Size((self._parts.count(holds, rows.of), *rows.shape))
+        count = self._parts.count(holds, rows.of)
+        if holds.columns is None:
+            return torch.Size((count, *rows.shape))
+        return torch.Size((count, holds.columns[1] - holds.columns[0]))
 
     def _dtype(self, buffer: Buffer) -> torch.dtype:
         """As computed, or narrower where the schedule made room for less."""
@@ -216,7 +233,11 @@ class Buffers:
             return rows.dtype
         if holds.of in self._inputs and holds.what not in _GRADS:
             return self._inputs[holds.of]
-        if self._storage is None or buffer.num_bytes == count * rows.row_bytes:
+        first, last = holds.columns or (0, rows.width)
+        if (
+            self._storage is None
+            or buffer.num_bytes == count * (last - first) * rows.dtype.itemsize
+        ):
             return rows.dtype
         return self._storage
 

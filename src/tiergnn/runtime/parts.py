@@ -73,6 +73,14 @@ class Parts:
         low, high = ptr[owner], ptr[owner + 1]
         return Places(start + low, start + high, self._rows[part][low:high])
 
+    @property
+    def sample(self) -> Block:
+        """Any of the blocks, for what all of them know of the graph."""
+        return self.blocks[0]
+
+    def block(self, part: int) -> Block:
+        return self.blocks[part]
+
     def count(self, content: Content, of: str) -> int:
         """Rows of what a buffer holds; ``of`` "nodes" or "edges"."""
         block = self.blocks[content.part]
@@ -117,5 +125,6 @@ def moved(block: Block, device: torch.device) -> Block:
 
 def topology_bytes(block: Block, *, out: bool) -> int:
     """Bytes of a block's in-edges with what they stand for in the graph, or of its out-edges."""
-    arrays = block.transposed if out else (block.rowptr, block.col, block.src_gid, block.eid)
+    gid = block.dst_gid if block.src_gid is None else block.src_gid
+    arrays = block.transposed if out else (block.rowptr, block.col, gid, block.eid)
     return sum(a.numel() * a.element_size() for a in arrays if a is not None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tiergnn.errors import ConfigError
 from tiergnn.graph.table import Table
 from tiergnn.kernels.block import wrap
 
@@ -46,11 +47,20 @@ class Rows:
         """Rows [R, D] as they are held; ``decode`` makes of any of them what is read."""
         return self._stored
 
-    def decode(self, stored: Tensor) -> Tensor:
-        """Rows [N, D] as ``dtype`` of stored ones, on whatever device these lie."""
+    def decode(self, stored: Tensor, columns: slice = slice(None)) -> Tensor:
+        """Rows [N, D] as ``dtype`` of some ``columns`` of stored ones, on whatever device.
+
+        Raises ConfigError where a column cannot be told without the others.
+        """
         if self._scale is not None and self._scale.device != stored.device:
             self._scale = self._scale.to(stored.device)
-        return self._decode(stored)
+        if self._normalize and stored.shape[1] < self._stored.shape[1]:
+            raise ConfigError(
+                f"rows of features stored as {self._table.dtype} are normalised whole, and were "
+                f"asked for {stored.shape[1]} of {self._stored.shape[1]} columns",
+                hint="features stored as float32, or normalised beforehand",
+            )
+        return self._decode(stored, columns)
 
     def first_not_finite(self, block_bytes: int = 2**24) -> tuple[int, int, float] | None:
         """(row, column, value) of the first NaN or infinity, before any normalising.
@@ -66,13 +76,13 @@ class Rows:
                 return start + row, column, float(values[row, column])
         return None
 
-    def _decode(self, stored: Tensor) -> Tensor:
+    def _decode(self, stored: Tensor, columns: slice = slice(None)) -> Tensor:
         if stored.dtype == self._dtype and self._scale is None and not self._normalize:
             return stored
         wide = torch.float64 if stored.dtype == torch.float64 else torch.float32
         values = stored.to(wide)
         if self._scale is not None:
-            values = values * self._scale
+            values = values * self._scale[columns]
         values = values.to(self._dtype) if self._dtype.itemsize > wide.itemsize else values
         if self._normalize:
             total = values.abs().sum(dim=1, keepdim=True)

@@ -34,9 +34,12 @@ from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.memory import out_of_memory
 from tiergnn.runtime.parts import Parts
 from tiergnn.runtime.rows import Rows
+from tiergnn.runtime.slices import Slices
 from tiergnn.runtime.staged_walk import StagedWalk
 from tiergnn.runtime.transfers import Transfers
 from tiergnn.runtime.visits import Share, Visits
+from tiergnn.runtime.whole import Whole
+from tiergnn.schedule.actions import Buffer
 from tiergnn.schedule.check import check
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
@@ -111,7 +114,7 @@ class Staged:
         drafts = {
             True: self._draft(plan.workload, layout), False: self._draft(evaluated, layout)
         }  # fmt: skip
-        self.parts = Parts(parts, edge_ids=any(draft.edge_ids for draft in drafts.values()))
+        self.parts = self._divide(parts, any(draft.edge_ids for draft in drafts.values()))
         self._tables: dict[Content, DiskRows] = {}
         self._scratch = None
         if plan.knobs.tier == "disk":
@@ -126,6 +129,14 @@ class Staged:
                 training: self._walk(training, schedule, dtype)
                 for training, schedule in ((True, self.schedule), (False, self.evaluation))
             }
+
+    def _divide(self, parts: Partition, edge_ids: bool) -> Parts | Whole:
+        """The parts as blocks, or all rows together where the schedule has buffers of these."""
+        contents = [b.holds for b in self.schedule.buffers if b.holds is not None]
+        if not any(c.what is What.ROWS and c.part < 0 for c in contents):
+            return Parts(parts, edge_ids=edge_ids)
+        chunks = any(c.what is What.TOPOLOGY and c.part >= 0 for c in contents)
+        return Whole(parts, edge_ids=edge_ids, chunks=chunks)
 
     def _draft(self, workload: Workload, layout: Any) -> Draft:
         plan = self.plan
@@ -149,7 +160,7 @@ class Staged:
         buffers = Buffers(
             schedule,
             self.parts,
-            program.rows,
+            {**program.rows, **program.between},
             device=self.device,
             storage=None if storage is None else getattr(torch, storage),
             inputs={"x": self._x.stored.dtype} | dict.fromkeys(self._edges, dtype),
@@ -159,7 +170,8 @@ class Staged:
         self._give(schedule, buffers)
         transfers = Transfers(buffers, self.parts, {"x": self._x.decode})
         visits = Visits(program, schedule, buffers, self.parts)
-        return StagedWalk(schedule, buffers, transfers, visits)
+        slices = Slices(program, buffers, self.parts, visits)
+        return StagedWalk(schedule, buffers, transfers, visits, more=slices.does)
 
     def _give(self, schedule: Schedule, buffers: Buffers) -> None:
         """Fill what is there before the first action: features and edges of parts."""
@@ -168,13 +180,25 @@ class Staged:
             if not buffer.given or holds is None:
                 continue
             if holds.what is What.ROWS:
-                rows = self._own(holds.of, holds.part)
-                on_disk = buffer.tier == "disk"
-                buffers.give(buffer.name, self._table(holds, rows) if on_disk else rows)
+                buffers.give(buffer.name, self._input(buffer))
             else:
-                block = self.parts.blocks[holds.part]
+                block = self.parts.block(holds.part)
                 on_device = buffer.tier == "device"
                 buffers.give(buffer.name, block.to(self.device) if on_device else block)
+
+    def _input(self, buffer: Buffer) -> Tensor | DiskRows:
+        """What a buffer holds of an input: as it is stored, or on the device as it is read."""
+        holds = buffer.holds
+        assert holds is not None
+        rows = self._own(holds.of, holds.part)
+        columns = slice(*(holds.columns or (None,)))
+        if holds.columns is not None:
+            rows = rows[:, columns].contiguous()
+        if buffer.tier == "disk":
+            return self._table(holds, rows)
+        if buffer.tier == "device" and holds.of == "x":
+            return self._x.decode(rows.to(self.device), columns)
+        return rows.to(self.device) if buffer.tier == "device" else rows
 
     def _own(self, name: str, part: int) -> Tensor:
         """A part's rows of an input, as they are stored."""

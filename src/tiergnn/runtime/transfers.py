@@ -18,17 +18,20 @@ from tiergnn.memory.store import RowStore, convert, encode
 from tiergnn.models.moments import moments_grad
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.parts import Parts, moved, topology_bytes
+from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Action
 from tiergnn.schedule.contents import Content, What
 
-Decode = Callable[[Tensor], Tensor]
+Decode = Callable[[Tensor, slice], Tensor]
+_OWN = (What.ROWS, What.GRAD)
 _TOPOLOGY = (What.TOPOLOGY, What.OUT_EDGES)
 
 
 class Transfers:
-    """COPY, ZERO and ACCUMULATE. ``decode`` makes of stored rows of an input what stages read."""
+    """COPY, ZERO and ACCUMULATE. ``decode`` makes of stored rows of an input (some columns of them)
+    what stages read."""
 
-    def __init__(self, buffers: Buffers, parts: Parts, decode: Mapping[str, Decode]):
+    def __init__(self, buffers: Buffers, parts: Parts | Whole, decode: Mapping[str, Decode]):
         self._buffers, self._parts, self._decode = buffers, parts, dict(decode)
 
     def copy(self, action: Action) -> int:
@@ -70,6 +73,9 @@ class Transfers:
         here, there = self._buffers.holds(source), self._buffers.holds(target)
         if here.what in _TOPOLOGY:
             return self._copy_topology(here, target)
+        alike = (here.part, here.columns) == (there.part, there.columns)
+        if here.what in _OWN and there.what in _OWN and not alike:
+            return self._copy_common(source, target)
         value, room = self._buffers.get(source), self._buffers.room(target)
         if isinstance(room, RowStore):
             room.write(slice(None), value.reshape(room.num_rows, room.width))
@@ -79,22 +85,59 @@ class Transfers:
             return value.num_bytes
         rows: Tensor | None = None
         if here.what is What.ROWS and there.what is What.SOURCES:
+            assert isinstance(self._parts, Parts)
             places = self._parts.places(there.part, here.part)
             room, rows = room[places.low : places.high], places.rows
         elif here.what is What.SOURCES_GRAD and there.what is What.BUCKET:
+            assert isinstance(self._parts, Parts)
             places = self._parts.places(here.part, there.owner)
             value = value[places.low : places.high]
         into = self._buffers.tier(target) == "device"
         if into:
             decode = self._decode.get(here.of) if self._buffers.tier(source) != "device" else None
-            _bring(value, rows, room, decode)
+            _bring(value, rows, room, decode, slice(*(here.columns or (None,))))
         else:
             encode(value, room, target)
         return len(room) * _row_bytes(value if into else room)
 
+    def _copy_common(self, source: str, target: str) -> int:
+        """The rows and columns that both hold, of their own numbers of either."""
+        here, there = self._place(source), self._place(target)
+        rows, columns = (_common(a, b) for a, b in zip(here, there, strict=True))
+        if rows.start >= rows.stop or columns.start >= columns.stop:
+            return 0
+        mine, its = ((_within(rows, p[0]), _within(columns, p[1])) for p in (here, there))
+        value, room = self._buffers.get(source), self._buffers.room(target)
+        if isinstance(room, RowStore):
+            room.write(its[0], _table(value, here)[mine])
+            return (rows.stop - rows.start) * room.row_bytes
+        room = _table(room, there)[its]
+        if isinstance(value, RowStore):
+            value.read(mine[0], room)
+            return (rows.stop - rows.start) * value.row_bytes
+        value = _table(value, here)[mine]
+        into = self._buffers.tier(target) == "device"
+        if into and self._buffers.tier(source) == "device":
+            room.copy_(value)
+            return 0
+        if into:
+            decode = self._decode.get(self._buffers.holds(source).of)
+            _bring(value, None, room, decode, columns)
+        else:
+            encode(value, room, target)
+        return value.numel() * (value if into else room).element_size()
+
+    def _place(self, name: str) -> tuple[slice, slice]:
+        """Which of all rows, and of all columns, a buffer holds."""
+        holds = self._buffers.holds(name)
+        assert isinstance(self._parts, Whole)
+        of_edges = self._buffers.of_edges(holds.of)
+        rows = (self._parts.edges if of_edges else self._parts.rows)(holds.part)
+        return slice(*rows), slice(*(holds.columns or (0, self._buffers.width(holds.of))))
+
     def _copy_topology(self, here: Content, target: str) -> int:
         """On a CPU the device reads a block where it is: nobody writes one."""
-        block = self._parts.blocks[here.part]
+        block = self._parts.block(here.part)
         if here.what is What.TOPOLOGY:
             self._buffers.put(target, moved(block, self._buffers.device))
         return topology_bytes(block, out=here.what is What.OUT_EDGES)
@@ -102,6 +145,7 @@ class Transfers:
     def _add(self, source: str, target: str) -> None:
         here, there = self._buffers.holds(source), self._buffers.holds(target)
         values, total = self._buffers.get(source), self._buffers.get(target)
+        assert isinstance(self._parts, Parts)
         places = self._parts.places(here.part, there.part)
         if here.what is What.SOURCES_GRAD:
             values = values[places.low : places.high]
@@ -120,7 +164,22 @@ class Transfers:
             total[places.rows] = (total[places.rows].float() + values).to(total.dtype)
 
 
-def _bring(value: Tensor, rows: Tensor | None, room: Tensor, decode: Decode | None) -> None:
+def _table(rows: Tensor, place: tuple[slice, slice]) -> Tensor:
+    """Rows of any shape as a table of rows and columns."""
+    return rows.view(*(some.stop - some.start for some in place))
+
+
+def _common(one: slice, other: slice) -> slice:
+    return slice(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _within(some: slice, whole: slice) -> slice:
+    return slice(some.start - whole.start, some.stop - whole.start)
+
+
+def _bring(
+    value: Tensor, rows: Tensor | None, room: Tensor, decode: Decode | None, columns: slice
+) -> None:
     """Rows of host memory into rows of the device."""
     on_gpu = room.device.type == "cuda" and value.device.type == "cpu"
     if rows is not None:
@@ -133,7 +192,7 @@ def _bring(value: Tensor, rows: Tensor | None, room: Tensor, decode: Decode | No
     if decode is None:
         convert(value, room)
     else:
-        room.copy_(decode(value.to(room.device, non_blocking=True)))
+        room.copy_(decode(value.to(room.device, non_blocking=True), columns))
 
 
 def _row_bytes(rows: Tensor) -> int:

@@ -18,6 +18,7 @@ from tiergnn.models.stages import Stage
 from tiergnn.models.trace import Program
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.parts import Parts
+from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Action, Op
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
@@ -30,8 +31,11 @@ _GRADS = (What.GRAD, What.SOURCES_GRAD)
 class Visits:
     """Stages of ``program`` on parts, as one schedule says. Runs on the compute lane alone."""
 
-    def __init__(self, program: Program, schedule: Schedule, buffers: Buffers, parts: Parts):
+    def __init__(
+        self, program: Program, schedule: Schedule, buffers: Buffers, parts: Parts | Whole
+    ):
         self._stages = {stage.index: stage for stage in program.stages}
+        self._between = program.between.keys()
         self._buffers, self._parts = buffers, parts
         self._num_rows = sum(parts.num_rows)
         self._makers = {
@@ -42,16 +46,16 @@ class Visits:
         # Of which rows and moments a backward makes gradients.
         self._graded: dict[tuple[int, int], set[str]] = {}
         for action in schedule.actions:
-            if action.op is Op.BACKWARD:
+            if action.op is Op.BACKWARD and action.slice < 0:
                 found = {content.of for _, content in self._contents(action.writes)}
                 self._graded[action.stage, action.part] = found
-        self._key: Key | None = None
+        self.key: Key | None = None
         self._share: Share | None = None
         self._losses: list[Tensor] = []
 
     def begin(self, key: Key | None, share: Share | None) -> None:
         """A new step; ``share`` is for a schedule with a LOSS."""
-        self._key, self._share, self._losses = key, share, []
+        self.key, self._share, self._losses = key, share, []
 
     def loss(self) -> Tensor:
         """The sum of the parts' shares in the order of their visits; 0 before any."""
@@ -66,8 +70,17 @@ class Visits:
         """The part's edges: those that were brought, or those that stay on the device."""
         for name, holds in self._contents(action.reads):
             if holds.what is What.TOPOLOGY:
-                return self._buffers.get(name)
+                block = self._buffers.get(name)
+                if holds.part == action.part or isinstance(self._parts, Parts):
+                    return block
+                return block.rows(*self._parts.rows(action.part))
         raise AssertionError(str(action))
+
+    def _stage(self, action: Action) -> Stage:
+        """The stage, or what comes after its graph operation where that was done by columns."""
+        stage = self._stages[action.stage]
+        given = any(holds.of in self._between for _, holds in self._contents(action.reads))
+        return stage.columns[1] if given else stage
 
     def _read(self, action: Action) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Rows by their names: those of sources, and own ones with moments."""
@@ -77,32 +90,40 @@ class Visits:
             if holds.what is What.SOURCES:
                 gathered[holds.of] = self._buffers.get(name)
             elif holds.what is What.ROWS:
-                own[holds.of] = self._buffers.get(name)
+                own[holds.of] = self._own(action, name, holds)
             elif holds.what is What.MOMENTS:
                 own[self._makers[holds.of]] = self._buffers.get(name)
-        stage, count = self._stages[action.stage], self._parts.num_rows[action.part]
+        stage, count = self._stage(action), self._parts.num_rows[action.part]
         for name in stage.reads:
             if name not in own:
                 own[name] = gathered[name][:count]
         return gathered, own
 
+    def _own(self, action: Action, name: str, holds: Content) -> Tensor:
+        """A part's own rows, of those of all parts where the buffer holds these."""
+        rows: Tensor = self._buffers.get(name)
+        if holds.part == action.part or isinstance(self._parts, Parts):
+            return rows
+        of_edges = self._buffers.of_edges(holds.of)
+        return rows[slice(*(self._parts.edges if of_edges else self._parts.rows)(action.part))]
+
     def forward(self, action: Action) -> None:
-        stage = self._stages[action.stage]
+        stage = self._stage(action)
         gathered, own = self._read(action)
         with torch.no_grad():
-            written = stage.run(self._block(action), self._key, gathered, own)
+            written = stage.run(self._block(action), self.key, gathered, own)
         self._write(action, written)
 
     def recompute(self, action: Action) -> None:
         """A forward again, by the same key, that keeps what its backward needs."""
-        stage = self._stages[action.stage]
+        stage = self._stage(action)
         gathered, own = self._read(action)
         graded = self._graded.get((action.stage, action.part), set())
         graded |= {self._makers[name] for name in graded & self._makers.keys()}
         for rows in (gathered, own):
             for name in graded & rows.keys():
                 rows[name] = rows[name].detach().requires_grad_()
-        written, kept = run_forward(stage, self._block(action), self._key, gathered, own, keep=True)
+        written, kept = run_forward(stage, self._block(action), self.key, gathered, own, keep=True)
         self._write(action, written)
         for name, holds in self._contents(action.writes):
             if holds.what is What.SAVED:
@@ -130,6 +151,10 @@ class Visits:
                 before = self._buffers.get(name)
                 if grad is not None:
                     self._buffers.put(name, grad if before is None else before + grad)
+            elif holds.what in _GRADS and name in action.reads:
+                grad = found.get(holds.of)
+                if grad is not None:
+                    self._buffers.get(name).add_(grad)
             elif holds.what in _GRADS:
                 self._buffers.put(name, self._grad(stage, name, holds, found))
 
@@ -155,8 +180,7 @@ class Visits:
         rows = next(self._buffers.get(n) for n, h in self._contents(action.reads))
         values = self._held_parts(action)
         with torch.no_grad():
-            block = self._parts.blocks[action.part]
-            values[action.part] = stage.partial(block, {stage.statistic.of: rows})
+            values[action.part] = stage.partial(self._parts.sample, {stage.statistic.of: rows})
 
     def _held_parts(self, action: Action) -> dict[int, Tensor]:
         name = action.writes[0]

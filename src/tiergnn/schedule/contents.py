@@ -1,6 +1,6 @@
 """Contents: what a buffer holds, in words that an executor can act on without reading its name.
 
-rows:h1:p3      sources:h1:p3      bucket:h1:p3:q1      moments:s2
+rows:h1:p3   rows:h1:c8-16   sources:h1:p3   bucket:h1:p3:q1   moments:s2
 """
 
 from __future__ import annotations
@@ -44,18 +44,21 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """``of`` names the tensor (or the moments), ``part`` the part (-1: of none), ``owner`` the
-    part whose rows a bucket is of."""
+    """``of`` names the tensor (or the moments), ``part`` the part, ``owner`` the part whose rows a
+    bucket is of. Rows, gradients and edges of part -1 are those of all parts, one part after the
+    other. ``columns`` are the first and the one after the last (None: all)."""
 
     what: What
     of: str = ""
     part: int = -1
     owner: int = -1
+    columns: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         words = [str(self.what), self.of]
         words += [f"p{self.part}"] if self.part >= 0 else []
         words += [f"q{self.owner}"] if self.owner >= 0 else []
+        words += [] if self.columns is None else ["c{}-{}".format(*self.columns)]
         return ":".join(words)
 
     @classmethod
@@ -63,12 +66,17 @@ class Content:
         """Raises PlanError for text that is no content."""
         try:
             what, of, *rest = text.split(":")
+            columns = None
+            if rest and rest[-1].startswith("c"):
+                first, last = rest.pop()[1:].split("-")
+                columns = int(first), int(last)
             numbers = {word[0]: int(word[1:]) for word in rest}
-            found = cls(What(what), of, numbers.get("p", -1), numbers.get("q", -1))
+            found = cls(What(what), of, numbers.get("p", -1), numbers.get("q", -1), columns)
         except (ValueError, IndexError) as error:
             raise PlanError(f"not what a buffer holds: {text!r}: {error}") from error
         if str(found) != text:
             raise PlanError(
-                f"not what a buffer holds: {text!r}", hint="WHAT:NAME, then :pPART, then :qOWNER"
+                f"not what a buffer holds: {text!r}",
+                hint="WHAT:NAME, then :pPART, then :qOWNER, then :cFIRST-LAST",
             )
         return found

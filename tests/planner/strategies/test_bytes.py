@@ -171,8 +171,8 @@ def test_sliced_moves_two_d_each_way(model, slices):
     size = Sizes(workload, case)
     into = out = 0
     for stage in workload.stages:
-        main, scores = stage.gathers[:1], stage.gathers[1:]
-        dense = size.others(stage) if scores else stage.reads
+        main, scores = stage.gathers[:1], (*stage.gathers[1:], *stage.before)
+        dense = stage.after if stage.kind == "graph" else stage.reads
         rows_in = size.row(*main) + size.row(*dense)
         into += size.row(*main, *scores) + rows_in
         out += size.row(*main) + size.row(*size.stored(stage))
@@ -215,7 +215,7 @@ def lean(workload: Workload, case: Case, slices: int) -> Schedule:
 
 def test_sums_with_nothing_of_their_own_move_exactly_two_d():
     gcn = WORKLOADS["gcn"]
-    workload = replace(gcn, stages=tuple(replace(s, reads=()) for s in gcn.stages))
+    workload = replace(gcn, stages=tuple(replace(s, reads=(), after=()) for s in gcn.stages))
     workload = replace(workload, stages=workload.stages[1:], inputs=("h0",))
     rows = tuple(replace(r, grad=r.grad and r.name != "h0") for r in workload.rows)
     workload = replace(workload, rows=rows)

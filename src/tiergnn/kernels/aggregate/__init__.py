@@ -43,6 +43,17 @@ def aggregate(
     return sum_op(block.handle, False, reduce == "mean", tables[0], weight_E, name)
 
 
+def aggregate_grad(
+    block: Block, grad_PD: Tensor, *, mean: bool, weight_E: Tensor | None = None
+) -> Tensor:
+    """The gradient [S, D] of the rows x whose sum or mean ``aggregate`` gives, from its result's.
+
+    In the order and with the bits of backward. Differentiable as a sum.
+    """
+    name = backend.choose(block.device)
+    return sum_op(block.handle, True, mean, grad_PD, weight_E, name)
+
+
 def check_rows(block: Block, x_SD: Tensor | RowTable, weight_E: Tensor | None) -> None:
     """Raise ConfigError unless x and weight fit the block."""
     if len(x_SD.shape) != 2 or x_SD.shape[0] != block.num_src:

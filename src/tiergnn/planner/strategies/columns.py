@@ -11,7 +11,8 @@ from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.passing import ahead
 from tiergnn.planner.strategies.slices import Slices
 from tiergnn.schedule.actions import Lane, Op, Work
-from tiergnn.workload import Extent, StageWork
+from tiergnn.schedule.contents import Content, What
+from tiergnn.workload import Extent, Peak, Size, StageWork
 
 
 def like(draft: Draft, stage: StageWork, name: str) -> bool:
@@ -34,28 +35,61 @@ class Columns:
 
     def give_topology(self) -> None:
         draft = self._draft
-        if draft.knobs.topology == "device":
-            whole = draft.whole
-            self._writer.given("topology", 0, "device", "topology", draft.csr_bytes(whole))
-            self._writer.given(
-                "topology.out", 0, "device", "topology", draft.transposed_bytes(whole)
-            )
-            return
-        for part in draft.parts:
-            for name, num_bytes in self._topology_sizes(part).items():
-                self._writer.given(f"{name}.p{part}@host", 0, "host", "topology", num_bytes)
+        on_device = draft.knobs.topology == "device"
+        for part in (-1,) if on_device else draft.parts:
+            for name, (num_bytes, holds) in self._topology(part).items():
+                place = name if on_device else f"{name}.p{part}@host"
+                tier = draft.knobs.topology
+                self._writer.given(place, 0, tier, "topology", num_bytes, holds=holds)
 
-    def _topology_sizes(self, part: int) -> dict[str, int]:
-        """Of the edges of a block's rows, in and out: as many, over all blocks, as of the whole."""
-        extent = self._chunk(part)
+    def _topology(self, part: int) -> dict[str, tuple[int, Content]]:
+        """The in-edges of a block's rows (-1: of all) and, by their sources, the same edges."""
+        draft, extent = self._draft, self._extent(part)
+        held = draft.csr_bytes(extent) + 8 * extent.rows
+        held += 8 * extent.edges if draft.edge_ids else 0
         return {
-            "topology": self._draft.csr_bytes(extent),
-            "topology.out": self._draft.transposed_bytes(extent),
+            "topology": (held, Content(What.TOPOLOGY, "", part)),
+            "topology.out": (draft.transposed_bytes(extent), Content(What.OUT_EDGES, "", part)),
         }
 
-    def _chunk(self, part: int) -> Extent:
+    def _extent(self, part: int) -> Extent:
+        draft = self._draft
+        if part < 0:
+            return draft.whole
+        shape = draft.layout.parts[part]
+        return Extent(shape.rows, draft.whole.rows, shape.edges)
+
+    def bring_topology(self, part: int, *, backward: bool) -> tuple[list[str], list[str]]:
+        """The edges of a block's rows (-1: of all) on the device, and which of those buffers were
+        brought for this once."""
+        draft = self._draft
+        names = ("topology", "topology.out") if backward else ("topology",)
+        if draft.knobs.topology == "device":
+            return list(names), []
+        brought = []
+        for name in names:
+            num_bytes, holds = self._topology(part)[name]
+            buffer = draft.take(
+                f"{name}.p{part}", "topology", num_bytes, lane=Lane.H2D, holds=holds
+            )
+            self._writer.add(
+                0,
+                Lane.H2D,
+                Op.COPY,
+                part=part,
+                reads=[f"{name}.p{part}@host"],
+                writes=[buffer],
+                work=[Work(kind="move", amount=num_bytes, place=draft.link("h2d"))],
+            )
+            brought.append(buffer)
+        return brought, brought
+
+    def view_bytes(self, part: int) -> int:
+        """Of a block of rows cut out of all of them, while it is at work."""
+        if self._draft.knobs.topology != "device":
+            return 0
         shape = self._draft.layout.parts[part]
-        return Extent(shape.rows, shape.rows, shape.edges)
+        return self._draft.csr_bytes(Extent(shape.rows, shape.rows, shape.edges))
 
     def aggregate(self, stage: StageWork, op: Op) -> None:
         """Slice after slice over all rows, from the gathered rows to sums."""
@@ -76,17 +110,12 @@ class Columns:
     def _cut(self, stage: StageWork) -> list[str]:
         """The tensors of nodes that an aggregation takes slice by slice."""
         names = [stage.gathers[0]]
-        if self._draft.attends(stage):
-            names += [
-                n
-                for n in stage.reads
-                if not self._draft.of_edges(n) and like(self._draft, stage, n)
-            ]
+        names += [n for n in stage.before if like(self._draft, stage, n)]
         return list(dict.fromkeys(names))
 
     def _uncut(self, stage: StageWork) -> list[str]:
         """Those that it reads whole, whatever the slice: scores."""
-        names = [*stage.gathers, *(stage.reads if self._draft.attends(stage) else ())]
+        names = [*stage.gathers, *stage.before]
         cut = self._cut(stage)
         return [n for n in dict.fromkeys(names) if n not in cut and not self._draft.of_edges(n)]
 
@@ -106,30 +135,23 @@ class Columns:
         backward = op is Op.BACKWARD
         terms = stage.backward if backward else stage.forward
         frac = self._slices.frac(stage.gathers[0], index)
-        held = stage.backward_held if backward else stage.forward_held
-        edges = [n for n in stage.reads if self._draft.of_edges(n)]
-        streamed = draft.knobs.topology == "host"
-        direction = "topology.out" if backward else "topology"
-        for part in draft.parts if streamed else (-1,):
-            extent = self._chunk(part) if streamed else draft.whole
-            topology = direction
-            if streamed:
-                num_bytes = self._topology_sizes(part)[direction]
-                topology = draft.take(f"{direction}.p{part}", "topology", num_bytes, lane=Lane.H2D)
-                self._writer.add(
-                    0,
-                    Lane.H2D,
-                    Op.COPY,
-                    part=part,
-                    reads=[f"{direction}.p{part}@host"],
-                    writes=[topology],
-                    work=[Work(kind="move", amount=num_bytes, place=draft.link("h2d"))],
-                )
-            beyond = held.at(Extent(0, extent.sources, extent.edges)) - held.at(Extent(0, 0, 0))
+        edges = [n for n in stage.before if self._draft.of_edges(n)]
+        again = backward and not stage.divisible
+        if stage.parameter_bytes and not stage.divisible:
+            reads = [*reads, "parameters", *(["gradients"] if backward else [])]
+            writes = [*writes, *(["gradients"] if backward else [])]
+        for part in draft.parts if draft.knobs.topology == "host" else (-1,):
+            extent = self._extent(part)
+            topology, brought = self.bring_topology(part, backward=backward)
             scratch = draft.take(
-                f"work.s{stage.index}.c{index}", "workspace", round(frac * max(0, beyond))
+                f"work.s{stage.index}.c{index}",
+                "workspace",
+                self._work_bytes(stage, extent, frac, backward=backward, part=part),
             )
             work = draft.works(terms, extent, kinds=("gather",), frac=frac, backward=backward)
+            if again:
+                forward = draft.works(stage.forward, extent, kinds=("gather",), frac=frac)
+                work = [*forward, *work]
             self._writer.add(
                 0,
                 Lane.COMPUTE,
@@ -137,16 +159,41 @@ class Columns:
                 stage=stage.index,
                 part=part,
                 slice=index,
-                reads=[*reads, *edges, topology],
+                reads=[*reads, *edges, *topology],
                 writes=[*writes, scratch],
                 work=work,
             )
-            self._writer.release(0, scratch, *([topology] if streamed else []))
+            self._writer.release(0, scratch, *brought)
+            reads = list(dict.fromkeys([*reads, *writes]))  # chunks add to what is there
+
+    def _work_bytes(
+        self, stage: StageWork, extent: Extent, frac: float, *, backward: bool, part: int
+    ) -> int:
+        """What one slice holds while it is at work."""
+
+        def beyond(size: Size | Peak) -> int:
+            edges = size.at(Extent(0, extent.sources, extent.edges)) - size.at(Extent(0, 0, 0))
+            return round(frac * max(0, edges))
+
+        main = self._draft.row_bytes(stage.gathers[0])
+        slice_bytes = round(frac * self._draft.whole.rows * main)
+        turned = 0 if part < 0 else slice_bytes  # the order in which a chunk has its sources
+        if not backward:
+            return beyond(stage.forward_held) + turned
+        if stage.divisible:
+            return beyond(stage.backward_held) + 2 * turned
+        made = slice_bytes + sum(
+            self._draft.whole.rows * self._draft.row_bytes(n)
+            for n in (*stage.gathers[1:], *stage.before)
+            if not self._draft.of_edges(n)
+        )
+        kept = beyond(stage.kept) + beyond(stage.kept_held) + slice_bytes
+        return kept + beyond(stage.backward_held) + made + 2 * turned
 
     def scatter(self, stage: StageWork) -> None:
         """Slice after slice, from the gradients of sums to those of the rows that were gathered."""
         draft, slices, total = self._draft, self._slices, f"sum.s{stage.index}.grad"
-        again = self._draft.attends(stage)
+        again = not stage.divisible
         cut = [n for n in self._cut(stage) if draft.has_grad(n)]
         uncut = [n for n in self._uncut(stage) if draft.has_grad(n)]
         whole = {n: slices.bring(n, 0) for n in self._uncut(stage)} if again else {}

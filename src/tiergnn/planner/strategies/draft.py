@@ -107,11 +107,12 @@ class Draft:
         """Of a row as it is computed with."""
         return self._rows[name].row_bytes
 
-    def stored_bytes(self, name: str) -> int:
-        """Of a row in host memory, on disk and between ranks; inputs lie there as they came."""
+    def stored_bytes(self, name: str, *, made: bool = False) -> int:
+        """Of a row in host memory, on disk and between ranks; inputs lie there as they came, what
+        is ``made`` of them as wide does not."""
         rows = self._rows[name]
         computed = DTYPE_BYTES[rows.dtype]
-        if name in self.workload.inputs:
+        if name in self.workload.inputs and not made:
             of_nodes = rows.of == "nodes"
             stored = DTYPE_BYTES.get(self.shape.feature_dtype, computed) if of_nodes else computed
         elif rows.dtype.startswith(("float", "bfloat")):

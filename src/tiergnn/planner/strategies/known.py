@@ -42,6 +42,7 @@ STRATEGIES: dict[str, Write] = {
 EVALUATIONS: dict[str, Write] = {
     "hongtu": hongtu.evaluation,
     "grinnder": grinnder.evaluation,
+    "sliced": sliced.evaluation,
 }
 
 # Those that ranks carry out, likewise.

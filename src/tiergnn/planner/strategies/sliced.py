@@ -23,9 +23,10 @@ from tiergnn.planner.strategies.fitting import fitted
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import ahead
-from tiergnn.planner.strategies.slices import Slices
+from tiergnn.planner.strategies.slices import Slices, holding
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.check import peaks
+from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import StageWork, Workload
 
@@ -43,11 +44,33 @@ def write(
     where the tier is "disk". Raises PlanError where a stage cannot be sliced, and where not even a
     slice at a time fits, with what would do.
     """
+    return _write(workload, shape, layout, machine, knobs, training=True)
 
+
+def evaluation(
+    workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
+) -> Schedule:
+    """One pass of a workload that was traced for evaluation; raises as ``write``."""
+    return _write(workload, shape, layout, machine, knobs, training=False)
+
+
+def _write(
+    workload: Workload,
+    shape: GraphShape,
+    layout: Layout,
+    machine: Machine,
+    knobs: Knobs,
+    *,
+    training: bool,
+) -> Schedule:
     def written(device_slices: int, host_slices: int) -> Schedule:
         draft = Draft("sliced", workload, shape, layout, machine, knobs, uses=USES)
         fracs = (device_slices / knobs.slices, host_slices / knobs.slices)
-        _Sliced(draft, device_frac=fracs[0], host_frac=fracs[1]).write()
+        sliced = _Sliced(draft, device_frac=fracs[0], host_frac=fracs[1])
+        if training:
+            sliced.write()
+        else:
+            sliced.write_evaluation()
         return draft.finish()
 
     # A slice on the device is none in host memory, so only the device can be too small for none.
@@ -98,6 +121,8 @@ class _Block:
     part: int
     inputs: dict[str, str] = field(default_factory=dict)
     grads: dict[str, str] = field(default_factory=dict)
+    topology: list[str] = field(default_factory=list)
+    brought: list[str] = field(default_factory=list)  # of the topology, for this once
 
 
 class _Sliced:
@@ -109,12 +134,11 @@ class _Sliced:
             if stage.kind != "graph":
                 continue
             self._check(stage)
-            names = [stage.gathers[0]]
-            if self._draft.attends(stage):
-                names += [n for n in stage.reads if like(draft, stage, n)]
+            names = [stage.gathers[0], *(n for n in stage.before if like(draft, stage, n))]
             for name in names:
-                units[name] = draft.units(stage)
+                units[name] = min(units.get(name, draft.width(name)), draft.units(stage))
         self._slices = Slices(draft, units, device_frac=device_frac, host_frac=host_frac)
+        self._training = True
         self._moments = Moments(draft)
         self._columns = Columns(draft, self._slices)
 
@@ -137,15 +161,9 @@ class _Sliced:
         return self._draft.workload.inputs
 
     def write(self) -> None:
+        """One training step."""
         draft = self._draft
-        draft.parameters(0)
-        for name in self._inputs:
-            if draft.of_edges(name):
-                num_bytes = draft.whole.edges * draft.row_bytes(name)
-                self._writer.given(name, 0, "device", "features", num_bytes)
-            else:
-                self._slices.open(name, "features", given=True)
-        self._columns.give_topology()
+        self._open()
         for stage in self._stages:
             self._forward(stage)
         draft.clear_gradients(0)
@@ -153,13 +171,36 @@ class _Sliced:
             if self._columns.graded.intersection(stage.writes):
                 self._backward(stage)
             self._moments.free(stage)
-        for name in [n for n in self._names() if self._slices.has(n)]:
-            self._slices.drop(name)
-        self._slices.close()
+        self._close()
         draft.step()
 
-    def _names(self) -> list[str]:
-        return [rows.name for rows in self._draft.workload.rows]
+    def write_evaluation(self) -> None:
+        """Forward alone. The output's rows stay in host memory, as they were computed."""
+        self._training = False
+        self._open()
+        for stage in self._stages:
+            self._forward(stage)
+        for stage in self._stages:
+            self._moments.free(stage)
+        self._close()
+
+    def _open(self) -> None:
+        draft = self._draft
+        draft.parameters(0, optimizer=self._training)
+        for name in self._inputs:
+            if draft.of_edges(name):
+                num_bytes = draft.whole.edges * draft.row_bytes(name)
+                holds = Content(What.ROWS, name)
+                self._writer.given(name, 0, "device", "features", num_bytes, holds=holds)
+            else:
+                self._slices.open(name, "features", given=True)
+        self._columns.give_topology()
+
+    def _close(self) -> None:
+        for rows in self._draft.workload.rows:
+            if self._slices.has(rows.name):
+                self._slices.drop(rows.name)
+        self._slices.close()
 
     # Forward
 
@@ -175,29 +216,38 @@ class _Sliced:
                 self._slices.open(name, "activations")
         for block in ahead(self._draft.parts, partial(self._begin, stage)):
             self._update(stage, block)
-        if stage.index in self._draft.knobs.recompute and stage.kind == "graph":
+        again = stage.index in self._draft.knobs.recompute or not self._training
+        if again and stage.kind == "graph":
             self._slices.drop(f"sum.s{stage.index}")
         for name in dict.fromkeys((*stage.gathers, *stage.reads)):
-            last = self._draft.users(name)[-1] is stage
+            last = self._draft.users(name)[-1] is stage and not self._awaited(name, stage)
             if last and not self._draft.of_edges(name) and not self._read_again(name):
                 self._slices.drop(name)
 
+    def _awaited(self, name: str, stage: StageWork) -> bool:
+        """Whether moments are taken of a tensor after a stage."""
+        return any(s.index > stage.index for s in self._draft.statistics(name))
+
     def _read_again(self, name: str) -> bool:
         """Whether a backward reads rows: as inputs of row-local code, of scores, of sums again."""
+        if not self._training:
+            return False
         for stage in self._draft.users(name):
-            if name in self._rowwise(stage) or self._draft.attends(stage) or name in stage.saves:
+            if name in self._rowwise(stage) or (stage.kind == "graph" and not stage.divisible):
                 return True
             if stage.index in self._draft.knobs.recompute:
                 return True
-        return False
+        return bool(self._draft.statistics(name))
 
     def _rowwise(self, stage: StageWork) -> list[str]:
         """The own rows that the row-local half of a stage reads."""
-        return [] if stage.kind == "graph" and self._draft.attends(stage) else list(stage.reads)
+        return list(stage.after if stage.kind == "graph" else stage.reads)
 
     def _begin(self, stage: StageWork, part: int) -> _Block:
         """Bring a block of rows that the row-local half reads."""
         block = _Block(part)
+        # Row-local code may ask for degrees.
+        block.topology, block.brought = self._columns.bring_topology(part, backward=False)
         names = self._rowwise(stage)
         if stage.kind == "graph":
             names.append(f"sum.s{stage.index}")
@@ -216,25 +266,35 @@ class _Sliced:
         outputs = {}
         for name in stage.writes:
             num_bytes = draft.count(name, part) * draft.row_bytes(name)
-            outputs[name] = draft.take(f"{name}.p{part}", "activations", num_bytes)
+            outputs[name] = draft.take(
+                f"{name}.p{part}", "activations", num_bytes, holds=holding(name, part)
+            )
         held, saved = stage.forward_held.at(extent), []
         if op is Op.RECOMPUTE:
             kept = stage.kept.at(extent)
             held = stage.kept_held.at(extent) - kept
-            saved = [draft.take(f"saved.s{stage.index}.p{part}", "saved", kept)]
-        scratch = draft.take(f"work.s{stage.index}.p{part}", "workspace", max(0, held))
+            holds = Content(What.SAVED, f"s{stage.index}", part)
+            saved = [draft.take(f"saved.s{stage.index}.p{part}", "saved", kept, holds=holds)]
+        held = max(0, held) + self._columns.view_bytes(part)
+        scratch = draft.take(f"work.s{stage.index}.p{part}", "workspace", held)
         self._writer.add(
             0,
             Lane.COMPUTE,
             op,
             stage=stage.index,
             part=part,
-            reads=[*block.inputs.values(), *self._shared(stage)],
+            reads=[
+                *block.inputs.values(), *block.topology, *self._edges(stage), *self._shared(stage)
+            ],
             writes=[*outputs.values(), *saved, scratch],
             work=draft.works(stage.forward, extent, kinds=_ROWWISE),
-        )
+        )  # fmt: skip
         self._writer.release(0, scratch)
         return outputs, saved
+
+    def _edges(self, stage: StageWork) -> list[str]:
+        """The inputs of edges that its row-local half reads."""
+        return [name for name in self._rowwise(stage) if self._draft.of_edges(name)]
 
     def _shared(self, stage: StageWork) -> list[str]:
         parameters = ["parameters"] if stage.parameter_bytes else []
@@ -247,17 +307,19 @@ class _Sliced:
         for name, buffer in outputs.items():
             for statistic in draft.statistics(name):
                 self._moments.take(statistic, part, buffer)
-        if block.inputs:
-            self._writer.release(0, *block.inputs.values())
+        if block.inputs or block.brought:
+            self._writer.release(0, *block.inputs.values(), *block.brought)
         out = draft.workload.output
-        if out in outputs:
+        if out in outputs and not self._training:
+            self._slices.answer(out, part, outputs[out], kept=bool(draft.users(out)))
+        elif out in outputs:
             grad = draft.loss(0, part, outputs[out])
             self._columns.open_grad(out)
             self._slices.store_rows(f"{out}.grad", part, grad)
         for name, buffer in outputs.items():
             if draft.users(name):
                 self._slices.store_rows(name, part, buffer)
-            else:
+            elif name != out or self._training:
                 self._writer.release(0, buffer)
 
     def _statistic(self, stage: StageWork) -> None:
@@ -321,12 +383,14 @@ class _Sliced:
         for name in wanted:
             num_bytes = draft.count(name, part) * draft.row_bytes(name)
             made[f"{name}.grad"] = block.grads.get(name) or draft.take(
-                f"{name}.grad.p{part}", "gradients", num_bytes
+                f"{name}.grad.p{part}", "gradients", num_bytes, holds=holding(f"{name}.grad", part)
             )
         if through:
             total = f"sum.s{stage.index}.grad"
             num_bytes = draft.count(stage.gathers[0], part) * draft.row_bytes(stage.gathers[0])
-            made[total] = draft.take(f"{total}.p{part}", "gradients", num_bytes)
+            made[total] = draft.take(
+                f"{total}.p{part}", "gradients", num_bytes, holds=holding(total, part)
+            )
         scratch = draft.take(
             f"work.s{stage.index}.p{part}.back", "workspace", stage.backward_held.at(extent)
         )
@@ -346,6 +410,7 @@ class _Sliced:
             work=draft.works(stage.backward, extent, kinds=_ROWWISE, backward=True),
         )  # fmt: skip
         done = [b for n, b in block.grads.items() if f"{n}.grad" not in made]
+        done += block.brought
         self._writer.release(0, scratch, *outputs.values(), *saved, *block.inputs.values(), *done)
         for name, buffer in made.items():
             self._slices.store_rows(name, part, buffer)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.passing import Leaving, Passing
 from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.contents import Content, What
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,25 @@ class _Cut:
     columns: tuple[int, ...]
     homes: tuple[str, ...]
     tiers: tuple[str, ...]
+
+    def at(self, index: int) -> tuple[int, int] | None:
+        """The columns of a slice; None: all of them."""
+        first = sum(self.columns[:index])
+        return None if len(self.columns) == 1 else (first, first + self.columns[index])
+
+    def of_tier(self, tier: str) -> tuple[int, int] | None:
+        """The columns of all slices in a tier, which are neighbours."""
+        found = [i for i, t in enumerate(self.tiers) if t == tier]
+        if len(found) == len(self.tiers):
+            return None
+        before = sum(self.columns[: found[0]])
+        return before, before + sum(self.columns[i] for i in found)
+
+
+def holding(name: str, part: int = -1, columns: tuple[int, int] | None = None) -> Content:
+    """``h1`` or ``h1.grad``: of a block of rows, or of all."""
+    of, dot, _ = name.rpartition(".grad")
+    return Content(What.GRAD if dot else What.ROWS, of or name, part, columns=columns)
 
 
 class Slices:
@@ -66,18 +86,20 @@ class Slices:
         in_host = int(self._host_frac * (len(columns) - on_device))
         if draft.knobs.tier == "host":
             in_host = len(columns) - on_device
-        homes, tiers = [], []
+        homes, tiers, first = [], [], 0
         for index, width in enumerate(columns):
+            holds = holding(name, columns=None if len(columns) == 1 else (first, first + width))
+            first += width
             tier = "host" if index < on_device + in_host else "disk"
-            size = draft.stored_bytes(of) / draft.width(of)
+            size = draft.stored_bytes(of, made=name != of) / draft.width(of)
             if index < on_device:
                 tier, size = "device", draft.row_bytes(of) / draft.width(of)
             num_bytes = round(self._rows(of) * width * size)
             home = f"{name}.c{index}" + ("" if tier == "device" else f"@{tier}")
             if given:
-                self._writer.given(home, 0, tier, kind, num_bytes)
+                self._writer.given(home, 0, tier, kind, num_bytes, holds=holds)
             else:
-                home = draft.take(home, kind, num_bytes, tier=tier, lane=_LANES[tier])
+                home = draft.take(home, kind, num_bytes, tier=tier, lane=_LANES[tier], holds=holds)
             draft.sizes[home] = num_bytes
             homes.append(home)
             tiers.append(tier)
@@ -106,8 +128,11 @@ class Slices:
         if cut.tiers[index] == "device":
             return cut.homes[index]
         num_bytes = self._device_bytes(name, index)
-        buffer = draft.take(f"{name}.c{index}", "activations", num_bytes, lane=Lane.H2D)
-        self._in([cut.homes[index]], buffer, draft.sizes[cut.homes[index]], slice=index)
+        holds = holding(name, columns=cut.at(index))
+        buffer = draft.take(
+            f"{name}.c{index}", "activations", num_bytes, lane=Lane.H2D, holds=holds
+        )
+        self._in([cut.homes[index]], buffer, draft.sizes[cut.homes[index]], holds, slice=index)
         return buffer
 
     def room(self, name: str, index: int) -> str:
@@ -115,7 +140,12 @@ class Slices:
         cut = self._cuts[name]
         if cut.tiers[index] == "device":
             return cut.homes[index]
-        return self._draft.take(f"{name}.c{index}", "activations", self._device_bytes(name, index))
+        return self._draft.take(
+            f"{name}.c{index}",
+            "activations",
+            self._device_bytes(name, index),
+            holds=holding(name, columns=cut.at(index)),
+        )
 
     def _device_bytes(self, name: str, index: int) -> int:
         of = self._cuts[name].of
@@ -128,7 +158,8 @@ class Slices:
             return
         if written:
             self._leaving.close()
-            self._out(buffer, [cut.homes[index]], self._draft.sizes[cut.homes[index]], slice=index)
+            num_bytes, holds = self._draft.sizes[cut.homes[index]], holding(name, -1, cut.at(index))
+            self._out(buffer, [cut.homes[index]], num_bytes, holds, slice=index)
             self._leaving.leave(buffer)
         else:
             self._writer.release(0, buffer)
@@ -140,11 +171,15 @@ class Slices:
         cut, draft = self._cuts[name], self._draft
         rows = draft.count(cut.of, part)
         kind = "gradients" if ".grad" in name else "activations"
-        buffer = draft.take(f"{name}.p{part}", kind, rows * draft.row_bytes(cut.of), lane=Lane.H2D)
+        buffer = draft.take(
+            f"{name}.p{part}", kind, rows * draft.row_bytes(cut.of), lane=Lane.H2D,
+            holds=holding(name, part),
+        )  # fmt: skip
         for tier in ("host", "disk"):
             homes = [h for h, t in zip(cut.homes, cut.tiers, strict=True) if t == tier]
             if homes:
-                self._in(homes, buffer, self._block_bytes(name, part, tier), part=part)
+                holds = holding(name, part, cut.of_tier(tier))
+                self._in(homes, buffer, self._block_bytes(name, part, tier), holds, part=part)
         return buffer
 
     def fill_rows(self, name: str, part: int, buffer: str) -> None:
@@ -159,8 +194,24 @@ class Slices:
         for tier in ("host", "disk"):
             homes = [h for h, t in zip(cut.homes, cut.tiers, strict=True) if t == tier]
             if homes:
-                self._out(buffer, homes, self._block_bytes(name, part, tier), part=part)
+                holds = holding(name, part, cut.of_tier(tier))
+                self._out(buffer, homes, self._block_bytes(name, part, tier), holds, part=part)
         self._leaving.leave(buffer)
+
+    def answer(self, name: str, part: int, buffer: str, *, kept: bool) -> None:
+        """A block's rows of the model's output stay in host memory; ``kept``: their buffer is
+        needed for more."""
+        draft = self._draft
+        num_bytes = draft.count(name, part) * draft.row_bytes(name)
+        answer = self._writer.buffer(
+            f"answer.p{part}@host", 0, "host", "activations", num_bytes, lasting=True,
+            holds=holding(name, part),
+        )  # fmt: skip
+        self._leaving.close()
+        self._writer.reserve(0, answer, lane=Lane.D2H)
+        self._copy(Lane.D2H, "d2h", [buffer], [answer], num_bytes, part, -1)
+        if not kept:
+            self._leaving.leave(buffer)
 
     def _on_device(self, name: str, part: int, buffer: str, *, into: bool) -> None:
         cut = self._cuts[name]
@@ -181,27 +232,47 @@ class Slices:
         """Bytes of a block's rows in the slices of one tier."""
         cut, draft = self._cuts[name], self._draft
         columns = sum(c for c, t in zip(cut.columns, cut.tiers, strict=True) if t == tier)
-        size = draft.row_bytes(cut.of) if tier == "device" else draft.stored_bytes(cut.of)
+        size = draft.row_bytes(cut.of)
+        if tier != "device":
+            size = draft.stored_bytes(cut.of, made=name != cut.of)
         return round(draft.count(cut.of, part) * columns * size / draft.width(cut.of))
 
     # Ways
 
     def _in(
-        self, homes: list[str], buffer: str, num_bytes: int, *, part: int = -1, slice: int = -1
+        self,
+        homes: list[str],
+        buffer: str,
+        num_bytes: int,
+        holds: Content,
+        *,
+        part: int = -1,
+        slice: int = -1,
     ) -> None:
         if homes[0].partition("~")[0].endswith("@disk"):
-            staging = self._passing[Lane.H2D].take(f"{buffer}@host", num_bytes, lane=Lane.DISK_READ)
+            staging = self._passing[Lane.H2D].take(
+                f"{buffer}@host", num_bytes, lane=Lane.DISK_READ, holds=holds
+            )
             self._copy(Lane.DISK_READ, "disk_read", homes, [staging], num_bytes, part, slice)
             homes = [staging]
         self._copy(Lane.H2D, "h2d", homes, [buffer], num_bytes, part, slice)
 
     def _out(
-        self, buffer: str, homes: list[str], num_bytes: int, *, part: int = -1, slice: int = -1
+        self,
+        buffer: str,
+        homes: list[str],
+        num_bytes: int,
+        holds: Content,
+        *,
+        part: int = -1,
+        slice: int = -1,
     ) -> None:
         if not homes[0].partition("~")[0].endswith("@disk"):
             self._copy(Lane.D2H, "d2h", [buffer], homes, num_bytes, part, slice)
             return
-        staging = self._passing[Lane.DISK_WRITE].take(f"{buffer}@host", num_bytes, lane=Lane.D2H)
+        staging = self._passing[Lane.DISK_WRITE].take(
+            f"{buffer}@host", num_bytes, lane=Lane.D2H, holds=holds
+        )
         self._copy(Lane.D2H, "d2h", [buffer], [staging], num_bytes, part, slice)
         self._copy(Lane.DISK_WRITE, "disk_write", [staging], homes, num_bytes, part, slice)
 

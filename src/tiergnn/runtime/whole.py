@@ -1,0 +1,85 @@
+"""Whole: a graph as one block whose rows stand one part after the other, and its parts as views.
+
+Legend: V nodes, E edges, K parts, P rows of one part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tiergnn.graph.partition import Partition
+from tiergnn.kernels.block import Block, wrap
+from tiergnn.schedule.contents import Content
+
+
+class Whole:
+    """``edge_ids``: blocks know their edges' place in the graph. ``chunks``: the parts' in-edges
+    are kept as blocks of their own, in the place of the whole."""
+
+    def __init__(self, partition: Partition, *, edge_ids: bool, chunks: bool):
+        graph, order = partition.graph, partition.order
+        self.num_parts = partition.num_parts
+        self.num_rows = partition.num_nodes.tolist()
+        self._row_ptr = [int(start) for start in partition.part_ptr]
+        rowptr, col, place = np.asarray(graph.rowptr), np.asarray(graph.col), None
+        if not np.array_equal(order, np.arange(order.size)):
+            degrees = np.diff(rowptr)[order]
+            moved = np.concatenate([[0], np.cumsum(degrees)])
+            place = np.repeat(rowptr[order] - moved[:-1], degrees) + np.arange(graph.num_edges)
+            col = partition.position[col[place]].astype(col.dtype)
+            rowptr = moved
+        gid = torch.from_numpy(order.astype(np.int64))
+        self.gids = [gid[first:last] for first, last in map(self.rows, range(self.num_parts))]
+        self._gid = gid if place is not None else None
+        self._place = None if place is None or not edge_ids else torch.from_numpy(place)
+        self._edge_ptr = [int(rowptr[row]) for row in self._row_ptr]
+        block = Block(
+            rowptr=wrap(rowptr),
+            col=wrap(col),
+            num_src=graph.num_nodes,
+            dst_gid=gid,
+            src_gid=gid,
+            eid=self._place,
+        )
+        self._blocks = {-1: block}
+        if chunks:
+            views = {part: block.rows(*self.rows(part)) for part in range(self.num_parts)}
+            self._blocks = {part: replace(view, whole=None) for part, view in views.items()}
+
+    @property
+    def sample(self) -> Block:
+        """Any of the blocks, for what all of them know of the graph."""
+        return next(iter(self._blocks.values()))
+
+    def block(self, part: int) -> Block:
+        """The in-edges of all rows (-1), or with ``chunks`` of a part's."""
+        return self._blocks[part]
+
+    def rows(self, part: int) -> tuple[int, int]:
+        """The first of a part's rows among all, and the one after its last; -1: of all."""
+        if part < 0:
+            return 0, self._row_ptr[-1]
+        return self._row_ptr[part], self._row_ptr[part + 1]
+
+    def edges(self, part: int) -> tuple[int, int]:
+        """Likewise of its edges."""
+        if part < 0:
+            return 0, self._edge_ptr[-1]
+        return self._edge_ptr[part], self._edge_ptr[part + 1]
+
+    def count(self, content: Content, of: str) -> int:
+        """Rows of what a buffer holds; ``of`` "nodes" or "edges"."""
+        first, last = (self.edges if of == "edges" else self.rows)(content.part)
+        return last - first
+
+    def take(self, rows: Tensor, part: int, of: str) -> Tensor:
+        """A part's own of the graph's rows, of nodes or of edges."""
+        if of == "edges":
+            first, last = self.edges(part)
+            return rows[first:last] if self._place is None else rows[self._place[first:last]]
+        first, last = self.rows(part)
+        return rows[first:last] if self._gid is None else rows[self._gid[first:last]]
