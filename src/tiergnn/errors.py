@@ -35,10 +35,12 @@ class GraphError(TiergnnError, ValueError):
 class PlanError(TiergnnError, ValueError):
     """What was asked for does not fit or cannot be scheduled.
 
-    ``short``: the memory that is short, as (tier, bytes that would do), where that is the reason.
+    ``short``: the memory that is short, as (tier, bytes that would do), where that is the reason;
+    ``also_short``: that of other tiers.
     """
 
     short: tuple[str, int] | None = None
+    also_short: tuple[tuple[str, int], ...] = ()
 
 
 class StoreError(TiergnnError, OSError):

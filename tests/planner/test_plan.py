@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice, product
 
 import pytest
 
 from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.distributions import rmat_shape
+from tiergnn.graph.published import published_shape
 from tiergnn.hardware.machine import Tier
 from tiergnn.hardware.presets import preset
 from tiergnn.planner.choose import Choosing, best, comparison, undominated
@@ -32,7 +34,7 @@ def roomy():
 @pytest.fixture(scope="module")
 def all_trials(roomy):
     machine = preset("h200").with_budgets(device_bytes=roomy.peak_bytes["device"] // 2)
-    return choosing(machine, thorough=True).trials()
+    return choosing(machine, thorough=True, most_parts=8, most_slices=8).trials()
 
 
 def test_with_room_for_all_the_plan_is_resident_and_keeps_everything(roomy):
@@ -117,6 +119,95 @@ def test_the_same_decision_on_another_machine(roomy):
     there = roomy.on(preset("t4x8"))
     assert there.knobs == roomy.knobs
     assert there.seconds > roomy.seconds
+
+
+@pytest.mark.parametrize("budgets", [(14, 1000), (12, 10), (40, 8)], ids=str)
+def test_no_cut_that_fits_is_passed_over(budgets):
+    """The two coarsest cuts that fit, of every place, are those of trying them all."""
+    device, host = (mib * 2**20 for mib in budgets)
+    asked = Choosing(
+        workload=classic("gcn", 64, 10, hidden=64, layers=2),
+        shape=rmat_shape(20_000, 200_000, num_features=64, num_classes=10, num_labelled=5_000),
+        machine=preset("a5000-nvme").with_budgets(device_bytes=device, host_bytes=host),
+        thorough=True,
+        most_parts=8,
+    )
+    trials = asked.trials(["grinnder"])
+    found = {trial.knobs for trial in trials if trial.plan is not None}
+    want = set()
+    for topology, gradients, tier in product(
+        ("device", "host"), ("whole", "buckets"), ("host", "disk")
+    ):
+        tried = (
+            Knobs(parts=parts, topology=topology, gradients=gradients, tier=tier)
+            for parts in (2, 4, 8)
+        )
+        fitting = (knobs for knobs in tried if asked.trial("grinnder", knobs).plan is not None)
+        want |= set(islice(fitting, 2))
+    assert found == want
+    assert want
+    assert len(trials) < 24
+
+
+@pytest.mark.parametrize(("graph", "machine"), [("reddit", "a100x8-pcie"), ("products", "dgx1")])
+def test_the_caches_of_leo_are_about_the_best_of_a_grid(graph, machine):
+    shape = published_shape(graph)
+    workload = classic("gin", shape.num_features, shape.num_classes, hidden=64, layers=3)
+    asked = Choosing(workload=workload, shape=shape, machine=preset(machine), ranks=8)
+    bare, *placed = asked.trials(["leo"])
+    assert not bare.knobs.device_cache_frac
+    assert any(trial.knobs.device_cache_frac for trial in placed)
+    grid = [
+        asked.trial("leo", replace(bare.knobs, device_cache_frac=d, host_cache_frac=h)).seconds
+        for d, h in product((0.05, 0.1, 0.25, 0.5, 0.85), (0.0, 0.15))
+    ]
+    assert min(trial.seconds for trial in placed) <= 1.15 * min(grid)
+    assert min(grid) < bare.seconds
+
+
+def test_caches_of_leo_hold_to_the_room_that_is_left():
+    shape = published_shape("products")
+    workload = classic("gcn", shape.num_features, shape.num_classes, hidden=64, layers=3)
+    roomy = Choosing(workload=workload, shape=shape, machine=preset("a100x8-pcie"), ranks=8)
+    bare = roomy.trial("leo", Knobs(ranks=8)).plan
+    assert bare is not None
+    budget = bare.peak_bytes["device"] + 2**26
+    tight = replace(roomy, machine=roomy.machine.with_budgets(device_bytes=budget), thorough=True)
+    fitting = [trial.plan for trial in tight.trials(["leo"]) if trial.plan is not None]
+    cached = [plan for plan in fitting if plan.knobs.device_cache_frac]
+    assert len({plan.knobs.device_cache_frac for plan in cached}) >= 3
+    assert all(plan.peak_bytes["device"] <= budget for plan in fitting)
+    assert min(plan.seconds for plan in cached) < min(
+        plan.seconds for plan in fitting if plan not in cached
+    )
+
+
+def test_ranks_run_stages_again_where_keeping_does_not_fit():
+    """And store rows in the dtypes that were named."""
+    machine = preset("a100x8-pcie")
+    asked = choosing(machine, ranks=4, storage=("bfloat16",))
+    kept = [trial for trial in asked.trials(["halo"]) if trial.plan is not None]
+    assert [trial.knobs.storage for trial in kept] == [None, "bfloat16"]
+    assert not any(trial.knobs.recompute for trial in kept)
+    least = asked.trial("halo", Knobs(ranks=4, recompute=(1, 2, 3))).plan
+    assert least is not None
+    assert kept[0].plan is not None
+    budget = least.peak_bytes["device"]
+    assert budget < kept[0].plan.peak_bytes["device"]
+    tight = replace(asked, machine=machine.with_budgets(device_bytes=budget))
+    found = best(tight.trials(["halo"]))
+    assert found.knobs.recompute
+    assert found.peak_bytes["device"] <= budget
+
+
+def test_fewer_ranks_are_points_of_the_frontier():
+    asked = choosing(preset("a100x8-pcie"), ranks=6, fewer=True)
+    assert asked.counts == (1, 2, 4, 6)
+    trials = asked.trials(["resident", "halo"])
+    assert next(trial.knobs.ranks for trial in trials if trial.plan is not None) == 1
+    points = undominated(trials)
+    assert {trial.knobs.ranks for trial in points} == {1, 2, 4, 6}
+    assert choosing(preset("a100x8-pcie"), ranks=6).counts == (6,)
 
 
 def test_an_unknown_strategy_is_answered_with_the_known_ones():

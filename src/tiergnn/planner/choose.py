@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,22 +11,20 @@ from tiergnn.errors import PlanError, unknown
 from tiergnn.graph.shape import GraphShape, Layout, expected_layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner import pareto
+from tiergnn.planner.caching import caches
 from tiergnn.planner.cost import Costs
+from tiergnn.planner.keeping import recomputes
 from tiergnn.planner.plan import Plan
-from tiergnn.planner.search import Choice, Stage, frontier
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.known import KNOBS, STRATEGIES
-from tiergnn.planner.strategies.resident import works
-from tiergnn.schedule.actions import Action, Lane, Op
+from tiergnn.planner.strategies.known import STRATEGIES
+from tiergnn.planner.ways import staged
 from tiergnn.units import format_bytes, format_seconds
-from tiergnn.workload import Extent, StageWork, Workload
+from tiergnn.workload import Extent, Workload
 
 ON_ONE = ("resident", "sliced", "grinnder", "hongtu")
 ON_SEVERAL = ("halo", "leo", "nfp", "mgg", "uva")
-_MOST_PARTS = 64  # what parts pass to each other grows with their square; so many plan in seconds
-_MOST_SLICES = 32
-_BLOCKS = 4  # of rows for each slice of columns: both shrink what is at hand at once
 _RECOMPUTES = 12  # sets of stages tried, spread over the frontier
+_RECOMPUTES_OF_RANKS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ class Choosing:
 
     ``storage`` names dtypes that rows may be stored in off the device, at the price of exactness;
     without any, every plan gives the numbers of one device. ``thorough`` tries the slow places too,
-    for a frontier.
+    for a frontier; with ``fewer`` plans may leave some of the ranks out.
     """
 
     workload: Workload
@@ -61,6 +59,9 @@ class Choosing:
     layout_of: Callable[[int], Layout] | None = None
     notes: tuple[str, ...] = ()
     thorough: bool = False
+    fewer: bool = False
+    most_parts: int = 64  # what they pass to each other grows with their square
+    most_slices: int = 32
 
     def layout(self, num_parts: int) -> Layout:
         if self.layout_of is not None:
@@ -85,161 +86,64 @@ class Choosing:
             return Trial(strategy=name, knobs=knobs, plan=None, refused=error)
         return Trial(strategy=name, knobs=knobs, plan=plan)
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many ranks are tried: ``ranks``, and 1, 2, 4, ... below it where ``fewer`` may be."""
+        if not self.fewer:
+            return (self.ranks,)
+        return (*(2**i for i in range((self.ranks - 1).bit_length())), self.ranks)
+
     def trials(self, strategies: Sequence[str] = ()) -> list[Trial]:
-        """All that are worth trying, by strategy, in the order in which they were tried."""
-        names = strategies or (ON_ONE if self.ranks == 1 else ON_SEVERAL)
-        for name in names:
+        """All that are worth trying, in the order in which they were tried.
+
+        Of several numbers of ranks each has its strategies: those of one device, those of several.
+        """
+        for name in strategies:
             if name not in STRATEGIES:
                 raise unknown("strategy", name, STRATEGIES)
-        return [trial for name in names for trial in self._of(name)]
+        found = []
+        for count in self.counts:
+            known = ON_ONE if count == 1 else ON_SEVERAL
+            if strategies and not self.fewer:
+                known = tuple(strategies)  # what does not go with the number of ranks says so
+            for name in known:
+                if not strategies or name in strategies:
+                    found += self._of(name, count)
+        return found
 
-    def _of(self, name: str) -> Iterator[Trial]:
+    def _of(self, name: str, ranks: int) -> Iterator[Trial]:
         if name == "resident":
-            yield from self._resident()
-        elif name in ON_ONE:
-            yield from self._staged(name)
-        else:
-            yield from self._ranks(name)
-
-    # One device that holds everything: which stages keep, which run again
+            return self._resident()
+        return staged(self, name) if name in ON_ONE else self._ranked(name, ranks)
 
     def _resident(self) -> Iterator[Trial]:
-        keep = self.trial("resident", Knobs())
-        yield keep
-        tried: set[tuple[int, ...]] = {()}
-        for recompute in self._recomputes():
-            if recompute not in tried:
-                tried.add(recompute)
-                yield self.trial("resident", Knobs(recompute=recompute))
+        """Everything on one device: all is kept, or some stages run again."""
+        nodes, edges = self.shape.num_nodes, self.shape.num_edges
+        for recompute in self._recomputes(Extent(nodes, nodes, edges), _RECOMPUTES):
+            yield self.trial("resident", Knobs(recompute=recompute))
 
-    def _recomputes(self) -> list[tuple[int, ...]]:
-        """Sets of stages to run again: of the exact frontier over the chain of stages."""
-        extent = Extent(self.shape.num_nodes, self.shape.num_nodes, self.shape.num_edges)
-        stages = [self._stage(stage, extent) for stage in self.workload.stages]
-        points = list(frontier(stages))
-        step = max(1, -(-len(points) // _RECOMPUTES))
-        picked = [*points[::step], points[-1]]
-        numbers = [stage.index for stage in self.workload.stages]
-        return [
-            tuple(n for n, name in zip(numbers, point.names, strict=True) if name == "recompute")
-            for point in picked
-        ]
+    def _ranked(self, name: str, ranks: int) -> Iterator[Trial]:
+        """One part a rank; stages run again where keeping everything does not fit, or when
+        ``thorough``. Of ``leo`` with the caches that pay in the room that is left."""
+        part = max(self.layout(ranks).parts, key=lambda one: one.edges)
+        extent = Extent(part.rows, part.sources, part.edges)
+        for dtype in (None, *self.storage):
+            for recompute in self._recomputes(extent, _RECOMPUTES_OF_RANKS):
+                bare = self.trial(name, Knobs(ranks=ranks, storage=dtype, recompute=recompute))
+                yield bare
+                if bare.plan is None:
+                    continue
+                if name == "leo":
+                    yield from (self.trial(name, knobs) for knobs in caches(bare.plan))
+                if not self.thorough:
+                    break
 
-    def _stage(self, stage: StageWork, extent: Extent) -> Stage:
-        forward_s = self._seconds(stage, extent)
-        kept, held = stage.kept.at(extent), stage.kept_held.at(extent)
-        back = stage.backward_held.at(extent)
-        bare = stage.forward_held.at(extent)
-        return Stage(
-            name=f"s{stage.index}",
-            choices=(
-                Choice(
-                    name="keep",
-                    seconds=0.0,
-                    kept=(kept, 0, 0),
-                    forward=(max(0, held - kept), 0, 0),
-                    backward=(back, 0, 0),
-                ),
-                Choice(
-                    name="recompute",
-                    seconds=forward_s,
-                    forward=(bare, 0, 0),
-                    backward=(max(held, kept + back), 0, 0),
-                ),
-            ),
-        )
-
-    def _seconds(self, stage: StageWork, extent: Extent) -> float:
+    def _recomputes(self, extent: Extent, most: int) -> list[tuple[int, ...]]:
+        """Sets of stages to run again, none of them first."""
+        costs = Costs(machine=self.machine, factors=dict(self.factors))
         evenness = self.shape.out_degrees.evenness
-        return Costs(machine=self.machine, factors=dict(self.factors)).seconds(
-            Action(
-                index=0,
-                rank=0,
-                lane=Lane.COMPUTE,
-                op=Op.FORWARD,
-                work=works(stage.forward, extent, evenness, self.workload.dtype),
-            )
-        )
-
-    # One device that others stand behind: parts or slices, and where they lie
-
-    def _staged(self, name: str) -> Iterator[Trial]:
-        """By dtype of storage: the nearest places for rows and edges that fit, then the others.
-
-        Farther places are slower; they are tried when none nearer fits, or all of them when
-        ``thorough``.
-        """
-        for storage in (None, *self.storage):
-            for base in self._places(name):
-                fits = False
-                for trial in self._cuts(name, replace(base, storage=storage)):
-                    fits |= trial.plan is not None
-                    yield trial
-                if fits and not self.thorough:
-                    break
-
-    def _may_fit(self, before: tuple[str, int] | None, short: tuple[str, int], more: int) -> bool:
-        """Whether ``more`` finer cuts could fit, if each saved as large a share as the last did.
-
-        Later ones save less, since what does not depend on the parts stays.
-        """
-        if before is None or before[0] != short[0]:
-            return more > 0
-        share = short[1] / before[1]
-        room = self.machine.tier(short[0]).available_bytes
-        return share < 1 and short[1] * share**more <= room
-
-    def _places(self, name: str) -> list[Knobs]:
-        kept = [Knobs()]
-        ways = {"topology": ("host",), "gradients": ("buckets",), "tier": ("disk",)}
-        if self.machine.disk is None:
-            del ways["tier"]
-        for knob, others in ways.items():
-            if knob in KNOBS[name]:
-                kept += [replace(knobs, **{knob: other}) for other in others for knobs in kept]
-        return kept
-
-    def _cuts(self, name: str, base: Knobs) -> Iterator[Trial]:
-        """The fewest parts (or slices) that fit, and twice as many; the last refusal if none."""
-        if name == "sliced":
-            cuts = [replace(base, slices=n, parts=_BLOCKS * n) for n in _doubling(4, _MOST_SLICES)]
-        else:
-            most = min(_MOST_PARTS, max(2, self.shape.num_nodes))
-            cuts = [replace(base, parts=n) for n in _doubling(2, most)]
-        fitting, last, before = 0, None, None
-        for i, knobs in enumerate(cuts):
-            trial = self.trial(name, knobs)
-            if trial.plan is None:
-                last, short = trial, _short(trial)
-                if short is None or not self._may_fit(before, short, len(cuts) - 1 - i):
-                    break
-                before = short
-                continue
-            yield trial
-            fitting += 1
-            if fitting == 2:
-                return
-        if not fitting and last is not None:
-            yield last
-
-    # Several devices
-
-    def _ranks(self, name: str) -> Iterator[Trial]:
-        base = Knobs(ranks=self.ranks)
-        if name != "leo":
-            yield self.trial(name, base)
-            return
-        for device in (0.0, 0.1, 0.25, 0.5, 1.0):
-            for host in (0.0, 0.15):
-                knobs = replace(base, device_cache_frac=device, host_cache_frac=host)
-                if device + host <= 1.0:
-                    yield self.trial(name, knobs)
-
-
-def _doubling(first: int, last: int) -> Iterator[int]:
-    while first <= last:
-        yield first
-        first *= 2
+        found = recomputes(self.workload, extent, evenness, costs, most)
+        return list(dict.fromkeys([(), *found]))
 
 
 def _short(trial: Trial) -> tuple[str, int] | None:
@@ -283,7 +187,7 @@ def _refusal(trials: Sequence[Trial]) -> PlanError:
 
 
 def undominated(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that no other beats in seconds and in bytes of every tier, fastest first."""
+    """Those that no other beats in seconds, bytes of every tier and ranks, fastest first."""
     fitting = [trial for trial in trials if trial.plan is not None]
     if not fitting:
         return []
@@ -295,7 +199,8 @@ def undominated(trials: Sequence[Trial]) -> list[Trial]:
 def _costs_of(trial: Trial) -> tuple[float, ...]:
     assert trial.plan is not None
     held = trial.plan.peak_bytes
-    return (trial.seconds, *(float(held.get(tier, 0)) for tier in ("device", "host", "disk")))
+    tiers = (float(held.get(tier, 0)) for tier in ("device", "host", "disk"))
+    return (trial.seconds, *tiers, float(trial.knobs.ranks))
 
 
 def comparison(trials: Sequence[Trial]) -> list[tuple[str, ...]]:

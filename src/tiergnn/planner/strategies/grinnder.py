@@ -70,8 +70,9 @@ def _write(
     # The order of reads does not depend on the cache, so the first writing tells it.
     if shortfall(roomy, machine) is None:
         return written(math.inf, trace)[0]
+    fitted(roomy, machine, ("device",))  # which the cache of the disk changes nothing of
     least, _ = written(0, trace)
-    fitted(least, machine)
+    fitted(least, machine, ("host",))
     available = machine.tier("host").available_bytes
     room = available - peaks(least)[0, "host"][0]
     for _ in range(_TRIES):

@@ -33,6 +33,7 @@ from tiergnn.workload import StageWork, Workload
 USES = ("parts", "slices", "recompute", "storage", "tier", "topology")
 _ROWWISE = ("matmul", "stream")
 _TRIES = 4  # to find how many slices fit
+_SPARE = 0.1  # of a tier: what is left when no better number of slices is looked for
 
 
 def write(
@@ -75,9 +76,13 @@ def _write(
 
     # A slice on the device is none in host memory, so only the device can be too small for none.
     least = written(0, 0)
+    fitted(least, machine, ("device", "host"))
+    nearer = machine.tier("device").available_bytes + machine.tier("host").available_bytes
+    disk_bytes = _held(least, "disk") - nearer  # what nearer memory cannot take
+    if disk_bytes > 0 and disk_bytes > machine.tier("disk").available_bytes:
+        return fitted(least, machine)
     device, schedule = _most(least, lambda n: written(n, 0), knobs.slices, machine, "device")
-    fits = _held(schedule, "device") <= machine.tier("device").available_bytes
-    if knobs.tier == "disk" and fits and device < knobs.slices:
+    if knobs.tier == "disk" and device < knobs.slices:
         left = knobs.slices - device
         _, schedule = _most(schedule, lambda n: written(device, n), left, machine, "host")
     return fitted(schedule, machine)
@@ -97,7 +102,7 @@ def _most(
         return 0, least
     guess = min(limit, max(1, (room - held) * limit // max(1, far)))
     for _ in range(_TRIES):
-        if not low < guess < high:
+        if not low < guess < high or (low and room - held < _SPARE * room):
             break
         tried = written(guess)
         needs = _held(tried, tier)

@@ -1,0 +1,169 @@
+"""Ways: where a strategy of one device puts what does not fit, and which tier that relieves.
+
+A place is a set of ways, walked from the nearest to the farthest. One that no way in it helps past
+an earlier refusal is not tried: at the same cut it would be refused for the same tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.planner.strategies.known import KNOBS
+
+if TYPE_CHECKING:
+    from tiergnn.planner.choose import Choosing, Trial
+
+_BLOCKS = 4  # of rows for each slice of columns: both shrink what is at hand at once
+_TOLERANCE = 1.05  # of what two cuts tell of a third
+_LYING = 0.9  # of what is held off the device: rows that lie there; the rest passes through
+_FITTING = 2  # cuts that fit: the fewest, and twice as many
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A knob turned, and the tiers that then hold less; the others hold as much or more."""
+
+    knob: str
+    value: Any
+    relieves: tuple[str, ...]
+
+
+Place = tuple[Way, ...]
+
+
+class Short(NamedTuple):
+    """The tiers that were short at a cut (its number), and what each would have held."""
+
+    cut: int
+    needs: dict[str, int]
+
+
+def ways_of(asked: Choosing, name: str) -> list[Way]:
+    """Those of a strategy on a machine, the cheapest first."""
+    graph = tuple(s.index for s in asked.workload.stages if s.kind == "graph")
+    ways = [
+        Way("topology", "host", ("device",)),
+        Way("recompute", graph, ("host", "disk")),
+        Way("gradients", "buckets", ("host",)),
+    ]
+    if asked.machine.disk is not None:
+        ways.append(Way("tier", "disk", ("host",)))
+    return [way for way in ways if way.knob in KNOBS[name]]
+
+
+def staged(asked: Choosing, name: str) -> Iterator[Trial]:
+    """Trials of a strategy, place by place, as rows are computed and in each dtype of storage.
+
+    A farther place is slower: it is tried where none nearer fits, or all of them when ``thorough``.
+    Where none fits at all, the finest cut in parts of the farthest tells how much would do.
+    """
+    search, any_fits, tried = _Search(asked, name), False, set()
+    ways = ways_of(asked, name)
+    places = [place for count in range(len(ways) + 1) for place in combinations(ways, count)]
+    for dtype in (None, *asked.storage):
+        stored = () if dtype is None else (Way("storage", dtype, ("host", "disk")),)
+        for place in places:
+            fits = False
+            for trial in search.at((*stored, *place)):
+                fits |= trial.plan is not None
+                tried.add(trial.knobs)
+                yield trial
+            any_fits |= fits
+            if fits and not asked.thorough:
+                break
+    if not any_fits and name != "sliced":  # whose finest cut takes long to write
+        dtypes = [Way("storage", dtype, ()) for dtype in asked.storage[-1:]]
+        finest = search.cuts((*dtypes, *ways))[-1]
+        if finest not in tried:
+            yield asked.trial(name, finest)
+
+
+@dataclass(slots=True)
+class _Search:
+    """What was refused so far: (place, number of the cut) -> the tiers that were short."""
+
+    asked: Choosing
+    name: str
+    refused: dict[tuple[Place, int], frozenset[str]] = field(default_factory=dict)
+
+    def at(self, place: Place) -> Iterator[Trial]:
+        """The coarsest cuts that fit and finer ones, or else the last refusal."""
+        cuts, last, fitting = self.cuts(place), None, 0
+        before: Short | None = None
+        i = 0
+        while i < len(cuts) and fitting < _FITTING:
+            if self._hopeless(place, i):
+                i, before = i + 1, None
+                continue
+            trial = self.asked.trial(self.name, cuts[i])
+            if trial.plan is not None:
+                fitting, i = fitting + 1, i + 1
+                yield trial
+                continue
+            last, error = trial, trial.refused
+            if error is None or error.short is None:  # no matter of room
+                break
+            now = Short(i, dict((error.short, *error.also_short)))
+            reach = {tier: self._next(place, before, now, tier, len(cuts)) for tier in now.needs}
+            for cut in range(i, len(cuts)):
+                if tiers := frozenset(tier for tier in reach if cut < reach[tier]):
+                    self.refused[place, cut] = tiers
+            i, before = max(reach.values()), now
+        if not fitting and last is not None:
+            yield last
+
+    def cuts(self, place: Place) -> list[Knobs]:
+        """Parts, or slices with blocks of rows: each time twice as many."""
+        base = replace(Knobs(), **{way.knob: way.value for way in place})
+        if self.name == "sliced":
+            return [
+                replace(base, slices=n, parts=_BLOCKS * n)
+                for n in _doubling(4, self.asked.most_slices)
+            ]
+        most = min(self.asked.most_parts, max(2, self.asked.shape.num_nodes))
+        return [replace(base, parts=n) for n in _doubling(2, most)]
+
+    def _hopeless(self, place: Place, cut: int) -> bool:
+        """Whether a place within this one was refused at the cut for a tier that stays as full."""
+        for (earlier, at), tiers in self.refused.items():
+            if at == cut and set(earlier) <= set(place):
+                relieved = {tier for way in set(place) - set(earlier) for tier in way.relieves}
+                if tiers - relieved:
+                    return True
+        return False
+
+    def _next(self, place: Place, before: Short | None, now: Short, tier: str, count: int) -> int:
+        """The coarsest cut at which a tier that was short may hold all; ``count`` where none may.
+
+        What is held halves at best with each cut: the sources of a part are among those of its
+        halves. Of slices all halves but what does not depend on them, which two cuts tell. Off the
+        device, rows of all parts lie there, but for what host memory takes from the disk.
+        """
+        needs, room = now.needs[tier], self.asked.machine.tier(tier).available_bytes
+        on_disk = any(way.knob == "tier" for way in place)
+        rest = 0.0
+        if tier == "disk":
+            rest = _LYING * (needs - self.asked.machine.host.available_bytes)
+        elif tier == "host" and not on_disk:
+            rest = _LYING * needs
+        elif before is not None and tier in before.needs:
+            if needs >= before.needs[tier]:
+                return count
+            if self.name == "sliced":
+                times = 2 ** (now.cut - before.cut)
+                rest = (times * needs - before.needs[tier]) / (times - 1)
+        rest = max(0.0, rest)
+        for finer in range(now.cut + 1, count):
+            if rest + (needs - rest) / 2 ** (finer - now.cut) <= room * _TOLERANCE:
+                return finer
+        return count
+
+
+def _doubling(first: int, last: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        first *= 2
