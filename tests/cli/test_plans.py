@@ -123,6 +123,15 @@ def test_ranks_need_devices(cli, graph, workload):
     assert found["strategy"] in ("halo", "leo", "nfp", "mgg", "uva")
 
 
+def test_a_frontier_of_ranks_has_fewer_of_them_as_well(cli, graph, workload):
+    found = cli("plan", graph, "--model", workload, "--machine", "a100x8-pcie", "--ranks", 4,
+                "--frontier", "--strategy", "resident", "--strategy", "halo",
+                "--json").json  # fmt: skip
+    tried = {trial["ranks"] for trial in found["trials"]}
+    assert tried == {1, 2, 4}
+    assert {trial["strategy"] for trial in found["trials"] if trial["ranks"] == 1} == {"resident"}
+
+
 def test_strangers_are_named(cli, graph, workload):
     machine = cli("plan", graph, "--model", workload, "--machine", "h2000")
     assert machine.code in (2, 3)

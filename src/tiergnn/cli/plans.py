@@ -50,7 +50,10 @@ def plan(
         str | None,
         typer.Option(help="h200, a100x8-pcie, ... or a file of `tiergnn machine --out`."),
     ] = None,
-    ranks: Annotated[int, typer.Option(help="Devices that train together.", min=1)] = 1,
+    ranks: Annotated[
+        int,
+        typer.Option(help="Devices that train together; with --frontier fewer, too.", min=1),
+    ] = 1,
     partition: opt.Parts = None,
     strategy: Annotated[
         list[str] | None, typer.Option(help="Try only this; may be given several times.")
@@ -214,12 +217,12 @@ def _as_dict(plan: Plan) -> dict[str, Any]:
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
+    knobs = trial.knobs
+    asked = {"strategy": trial.strategy, "knobs": str(knobs), "ranks": knobs.ranks}
     if trial.plan is None:
         reason = None if trial.refused is None else trial.refused.problem
-        return {"strategy": trial.strategy, "knobs": str(trial.knobs), "refused": reason}
-    return {
-        "strategy": trial.strategy,
-        "knobs": str(trial.knobs),
+        return asked | {"refused": reason}
+    return asked | {
         "predicted_s": trial.seconds,
         "bottleneck": trial.plan.bottleneck,
         "peak_bytes": trial.plan.peak_bytes,

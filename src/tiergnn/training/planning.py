@@ -57,7 +57,8 @@ def question(
 ) -> Choosing:
     """All that plans are chosen from, as ``api.plan`` takes it. Raises as that does.
 
-    ``hosts``: as many like this one share the ranks. ``parts``: see ``parting.parts_of``.
+    ``hosts``: as many like this one share the ranks. ``parts``: see ``parting.parts_of``; without
+    any, ``thorough`` tries fewer ranks as well.
     """
     budgets = budgets or Budgets()
     graph = _graph(graph)
@@ -66,7 +67,10 @@ def question(
     split = _training_nodes(graph, options)
     shape = _shape(graph, split, workload)
     counted = None
-    if isinstance(graph, Graph) and ranks > 1:
+    fewer = thorough and ranks > 1 and parts is None
+    if isinstance(graph, Graph) and fewer:
+        counted = cache(lambda num_parts: _as_ranks(graph, shape, split, num_parts))
+    elif isinstance(graph, Graph) and ranks > 1:
         layout = layout_of(parts_of(graph, ranks, parts), graph, split)
         counted = _only(layout)
     elif parts is not None:
@@ -91,6 +95,7 @@ def question(
         layout_of=counted,
         notes=tuple(notes),
         thorough=thorough,
+        fewer=fewer,
     )
 
 
@@ -185,6 +190,13 @@ def _shape(graph: Graph | GraphShape, split: Any, workload: Workload) -> GraphSh
         return shape
     # Made features: as wide and as stored as the model reads them.
     return replace(shape, num_features=features.width, feature_dtype=features.dtype)
+
+
+def _as_ranks(graph: Graph, shape: GraphShape, split: Any, num_parts: int) -> Layout:
+    """The parts that so many ranks would have."""
+    if num_parts == 1:
+        return expected_layout(shape, 1)
+    return layout_of(parts_of(graph, num_parts, None), graph, split)
 
 
 def _only(layout: Layout) -> Callable[[int], Layout]:
