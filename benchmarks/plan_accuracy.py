@@ -102,11 +102,14 @@ def add_seconds(samples: list[Sample], costs: Costs) -> None:
     for sample in samples:
         others = [(s.schedule, s.timeline) for s in samples if s.model != sample.model]
         by_rates = simulate(sample.schedule, costs.machine, costs).seconds
+        measured_s = sample.row["measured seconds"]
         sample.row["predicted seconds"] = by_rates
+        sample.row["error, probe alone"] = by_rates / measured_s - 1
         if others:
             learned = fit(costs, others).costs
             after = simulate(sample.schedule, costs.machine, learned).seconds
             sample.row["fitted seconds"] = after
+            sample.row["error, fitted"] = after / measured_s - 1
 
 
 def main() -> None:
@@ -114,7 +117,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[0, 1, 2], help="of SIZES")
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--no-seconds", action="store_true", help="bytes alone: a busy machine")
     parser.add_argument("--out", type=Path, default=RESULTS / "plan-accuracy-cpu.json")
     args = parser.parse_args()
@@ -139,9 +142,31 @@ def main() -> None:
         machine = measure(device="cpu")
         add_seconds(samples, Costs.of(machine))
         record["machine measured"] = machine.date
+    print(table_of(record["results"]))
     record |= {"summary": summary(record["results"])}
     print(json.dumps(record["summary"], indent=1))
     args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def table_of(rows: list[dict[str, Any]]) -> str:
+    """A line a cell: bytes over measured; seconds measured, and how far predictions are off."""
+    lines = [
+        f"{'model':6}{'layers':>7}{'nodes':>11}{'edges':>12}{'step bytes':>12}{'eval bytes':>12}"
+        f"{'measured':>11}{'probe alone':>13}{'fitted':>9}"
+    ]
+    for row in rows:
+        bytes_ = (f"{row[f'{what} bytes over measured']:12.4f}" for what in ("step", "evaluation"))
+        taken = row.get("measured seconds")
+        errors = (row.get(f"error, {which}") for which in ("probe alone", "fitted"))
+        told = [
+            "-" if taken is None else f"{taken * 1e3:.1f} ms",
+            *("-" if error is None else f"{error:+.1%}" for error in errors),
+        ]
+        lines.append(
+            f"{row['model']:6}{row['layers']:>7}{row['nodes']:>11,}{row['edges']:>12,}"
+            f"{''.join(bytes_)}{told[0]:>11}{told[1]:>13}{told[2]:>9}"
+        )
+    return "\n".join(lines)
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
