@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import math
 import os
@@ -23,7 +24,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
     Raises StoreError, having removed what it wrote; the old file is untouched.
     """
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial = partial_of(path)
     try:
         with open(partial, "wb") as file:
             file.write(data)
@@ -35,6 +36,25 @@ def write_whole(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise unwritable(path, error, len(data)) from error
+
+
+def partial_of(path: Path) -> Path:
+    """Where to write what will be ``path``; what killed writers of it left there is removed."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
+        if is_partial(left) and not _lives(int(left.name.rpartition("-")[2])):
+            with contextlib.suppress(OSError):
+                left.unlink()
+    return path.with_name(f".{path.name}.partial-{os.getpid()}")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # it is another user's
+    return True
 
 
 def sync_folder(folder: Path) -> None:

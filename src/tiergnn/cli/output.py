@@ -27,9 +27,16 @@ EXIT_INTERRUPTED = 130  # 128 and the number of the signal, as shells have it
 
 
 class Command(TyperCommand):
-    """A command whose options may be spelled with underscores, as PyG's examples spell them."""
+    """A command whose options may be spelled with underscores, as PyG's examples spell them.
+
+    An empty value is refused: as a path it would be the folder that one is in.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for i, arg in enumerate(args):
+            if not arg or (arg.startswith("--") and arg.endswith("=")):
+                whose = arg or (args[i - 1] if i and args[i - 1].startswith("-") else "an argument")
+                ctx.fail(f"{whose.rstrip('=')} is empty; is a variable of the shell not set?")
         return super().parse_args(ctx, dashed(args))
 
 

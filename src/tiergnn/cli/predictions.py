@@ -13,6 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from tiergnn.errors import StoreError, unknown
+from tiergnn.files import partial_of
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.staging import store_errors
 
@@ -37,7 +38,7 @@ def write_predictions(path: Path, rows: np.ndarray, graph: Graph) -> None:
         ".npz": lambda file: np.savez(file, node=_fixed(_names(graph)), prediction=rows),
         ".csv": lambda file: _write_csv(file, rows, graph),
     }
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial = partial_of(path)
     with store_errors("write", path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ def write_nodes(
     sorter = _Sorter(workspace, nodes, name_of, to)
     for block, ranks in _with_ranks(workspace, interner, nodes, options, to):
         sorter.add(block, ranks)
-    sorter.sort()
+    sorter.sort(options.task)
     task = None, None
     if nodes.width:
         write_features(sorter.rows("x"), scale, options.feature_dtype, to)
@@ -176,13 +176,13 @@ class _Sorter:
             raise GraphError(error.problem, culprit=where) from None
         return out
 
-    def sort(self) -> None:
+    def sort(self, task: str | None) -> None:
         """Write the raw files. Raises GraphError at a node that has two rows, or none where its
-        features are needed."""
+        features are needed, and at names where a task wants numbers."""
         memory_bytes, num_nodes = self._to.memory_bytes, self._to.num_nodes
         most = max(1, memory_bytes // (2 * self._runs.row_bytes + 16))
         files = {c.name: RawFile(self._path(c.name)) for c in self._columns}
-        ranked = self._ranked_classes()
+        ranked = self._ranked_classes(task)
         for cut in self._runs.cuts(most, most, 0, num_nodes << 32):
             begin, end = (cut.low + 2**32 - 1) >> 32, (cut.high + 2**32 - 1) >> 32
             keys, rows = self._runs.load(
@@ -217,9 +217,15 @@ class _Sorter:
             file.close()
         self._runs.close()
 
-    def _ranked_classes(self) -> np.ndarray:
+    def _ranked_classes(self, task: str | None) -> np.ndarray:
         """The class of each code: classes with names are numbered in the order of their names."""
         text, order = self._classes.sorted()
+        if order.size and task not in (None, "class"):
+            raise GraphError(
+                f"labels of task {task!r} are numbers, had {text[0]!r}",
+                culprit=str(self._nodes.path),
+                hint="task='class', or another node_label=COLUMN",
+            )
         ranked = np.empty(order.size, np.float64)
         ranked[order] = np.arange(order.size)
         if order.size:

@@ -6,13 +6,14 @@ Legend: V nodes, E edges.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tiergnn.errors import ConfigError, GraphError
+from tiergnn.errors import ConfigError, GraphError, StoreError
 from tiergnn.graph.assemble import ATTR, WEIGHT, Assembly, Rules
 from tiergnn.graph.collect import MOST_NODES, Collector, Seen, SparseIdsError
 from tiergnn.graph.csr import index_dtype
@@ -34,6 +35,7 @@ from tiergnn.graph.rows import (
 from tiergnn.graph.spool import SpoolReader, spool_edges
 from tiergnn.graph.table import STORED
 from tiergnn.graph.workspace import Workspace
+from tiergnn.units import format_bytes
 
 _COPY_BYTES = 2**22
 _SHOWN = 300  # characters of a note
@@ -160,6 +162,8 @@ class Pipeline:
             raise GraphError(
                 f"{counted_by} says {num_nodes} nodes; at most {MOST_NODES} can be ingested"
             )
+        if num_nodes is not None:
+            self._refuse_too_many(num_nodes)
         may_relabel = options.ids == "auto" and num_nodes is None and not options.one_based
         collector = self._collect(source.edges, num_nodes, counted_by, may_relabel)
         if num_nodes is not None:
@@ -167,11 +171,26 @@ class Pipeline:
         largest = max(collector.seen.max_id, self._max_id(nodes))
         if may_relabel and largest >= 8 * collector.seen.edges + 1024:
             raise SparseIdsError
+        self._refuse_too_many(largest + 1)
         self._tell(
             f"num_nodes={largest + 1} is the largest id plus 1; "
             "nodes without edges after it need num_nodes=N"
         )
         return largest + 1, source.edges, collector
+
+    def _refuse_too_many(self, num_nodes: int) -> None:
+        """Raise StoreError where the disk has no room for the row pointers, sorted and written."""
+        done = self._workspace.path / "rowptr.raw"  # by an ingest that is taken up
+        done_bytes = done.stat().st_size if done.exists() else 0
+        need_bytes = 2 * 8 * (num_nodes + 1)
+        free_bytes = shutil.disk_usage(self._workspace.path).free + done_bytes
+        if need_bytes > free_bytes:
+            raise StoreError(
+                f"{num_nodes} nodes take {format_bytes(need_bytes)} on the disk while they are "
+                f"ingested, whatever their edges; {format_bytes(free_bytes)} are free",
+                culprit=str(self._workspace.path.parent),
+                hint="ids='relabel', so that only nodes that are named count, or another disk",
+            )
 
     def _tell(self, fact: str) -> None:
         """Say what was found out, and keep it in the manifest."""

@@ -44,9 +44,6 @@ class Stack(nn.Module):
                 raise unknown(kind, name, known)
         self.dropout = dropout
         self.input_dropout = dropout if input_dropout is None else input_dropout
-        for p in (self.dropout, self.input_dropout):
-            if not 0.0 <= p <= 1.0:
-                raise ConfigError(f"dropout needs 0 <= p <= 1, has {p}")
         self.act = ACTIVATIONS[act]
         self.jk = jk
         self.convs = nn.ModuleList(convs)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tiergnn.errors import unknown
+from tiergnn.errors import ConfigError, unknown
 from tiergnn.models import layers
 from tiergnn.models.layers import GATConv, GATv2Conv, GCNConv, GINConv, Linear, SAGEConv, SGConv
 from tiergnn.models.stack import Stack, layer_widths
@@ -260,6 +260,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "sgc": SGC,
     "appnp": APPNP,
 }
+_SHARES = ("dropout", "input_dropout", "attention_dropout", "edge_dropout", "alpha")
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -280,6 +281,8 @@ def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.
     for option in options:
         if option not in known:
             raise unknown(f"option of {name}", option, known)
+        if option in _SHARES and options[option] is not None and not 0 <= options[option] <= 1:
+            raise ConfigError(f"{option} must be a number in 0..1, had {options[option]!r}")
     model = MODELS[name](in_channels, out_channels, **options)  # pyright: ignore[reportCallIssue]
     config = {"name": name, "in_channels": in_channels, "out_channels": out_channels}
     model.config = {**config, "options": options}  # pyright: ignore[reportArgumentType]
