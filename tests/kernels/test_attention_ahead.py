@@ -39,7 +39,7 @@ def launch(kind: str, arch: int, dtype: torch.dtype, *, edges: bool, p: float):
         last = tensors[3]
         tensors.append(last.new_zeros(BLOCK.num_dst, last.shape[1]))
     tensors += [None] * (GIVEN[kind] - len(tensors))
-    options = Options(0.2, True, threshold(p), 1 / (1 - p), *KEY, 1)
+    options = Options(0.2, True, threshold(p), 1 / (1 - p), *KEY, 1, int(edges))
     with compiled_ahead(arch) as found:
         train = {"train": True} if kind == "gat" else {}
         out, state = getattr(gpu, f"{kind}_forward")(BLOCK, *tensors, options, **train)
