@@ -27,8 +27,9 @@ from tiergnn.models.code import (
     rows_of,
     suffix,
 )
+from tiergnn.models.epilogues import epilogue_text
 from tiergnn.models.halves import adjoint_of, columns_of, halves_of, sums_of
-from tiergnn.models.moments import affine_rows, moments
+from tiergnn.models.moments import moments
 from tiergnn.models.rowlocal import name_of
 from tiergnn.models.stages import Program, Rows, Stage, Statistic
 from tiergnn.models.traced import fact
@@ -296,7 +297,7 @@ _SIGNS = {
     operator.truediv: "/",
     operator.matmul: "@",
 }
-_SAID = {ops.drop_rows: "dropout", affine_rows: "normalize"}
+_SAID = {ops.drop_rows: "dropout", ops.scale_rows: "scale"}
 
 
 def _code_text(node: Node) -> str:
@@ -305,8 +306,8 @@ def _code_text(node: Node) -> str:
         return f"[{_operation_text(node)}]"
     if node.op == "call_module":
         return str(node.target).removeprefix("model.")
-    if any(n.target is ops.gcn_scale for n in node.all_input_nodes):
-        return "scale"
+    if node.target is ops.finish_rows:
+        return epilogue_text(node)
     if node.target is functional.linear and isinstance(weight := node.args[1], Node):
         return str(weight.target).removeprefix("model.").removesuffix(".weight")
     return _SIGNS.get(node.target) or _SAID.get(node.target) or name_of(node.target)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -21,6 +21,7 @@ from tiergnn.kernels.aggregate import aggregate, aggregate_grad
 from tiergnn.kernels.attention import edge_mean, gat_attention, gatv2_attention
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key, dropout
+from tiergnn.kernels.epilogue import epilogue
 from tiergnn.kernels.table import RowTable
 from tiergnn.models.operation import kept, operation
 
@@ -357,18 +358,55 @@ def gcn_propagate(
     scale = gcn_scale(block, weight, fill=fill, self_loops=self_loops, dtype=x.dtype)
     scaled = scale_rows(x, scale)
     out = propagate(scaled, block, weight, skip_loops=self_loops)
-    if self_loops:
-        loop = scaled if weight is None else scaled * loop_scale(block, weight, fill=fill)
-        out = out + loop
-    return scale_rows(out, scale, bias)
+    loop = loop_scale(block, weight, fill=fill) if self_loops and weight is not None else None
+    other = scaled if self_loops else None
+    return finish_rows(out, other=other, loop=loop, scale=scale, bias=bias)
 
 
-def scale_rows(x: Any, scale: Any, bias: Any = None) -> Any:
-    """x [P, D] * scale [P, 1] + bias [D], in the dtype of x."""
-    if x.dtype != scale.dtype:
-        out = (x * scale).to(x.dtype)
-        return out if bias is None else out + bias
-    return x * scale if bias is None else torch.addcmul(bias, x, scale)
+@operation(kind="rows")
+def scale_rows(x: Tensor, scale: Tensor) -> Tensor:
+    """x [P, D] * scale [P, 1], in the dtype of x."""
+    return (x * scale).to(x.dtype)
+
+
+@operation(kind="rows")
+def finish_rows(
+    x: Tensor,
+    block: Block | None = None,
+    *,
+    other: Tensor | None = None,
+    loop: Tensor | None = None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    gain: Tensor | None = None,
+    bias: Tensor | None = None,
+    act: str = "none",
+    slope: float = 0.0,
+    p: float = 0.0,
+    key: Key | None = None,
+    site: int = 0,
+    post: Tensor | None = None,
+) -> Tensor:
+    """What follows a graph operation, in one pass over rows [P, D]: see ``kernels.epilogue``.
+
+    Dropout is by the ids of the block's rows in the graph, or of rows 0..P-1 without a block.
+    """
+    return epilogue(
+        x,
+        other=other,
+        loop=loop,
+        scale=scale,
+        shift=shift,
+        gain=gain,
+        bias=bias,
+        act=act,
+        slope=slope,
+        p=p,
+        key=key or draw_key(p),
+        site=site,
+        gid=None if block is None else block.dst_gid,
+        post=post,
+    )
 
 
 def check_square(block: Any, what: str) -> None:

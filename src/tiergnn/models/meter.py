@@ -284,9 +284,11 @@ class _Passes:
         if stage.statistic is not None:
             with torch.no_grad():
                 moments = stage.combine([stage.partial(self.sample.block, rows.own)])
-        written, kept = run_forward(
-            stage, self.sample.block, _KEY, rows.gathered, rows.own, keep=keep
-        )
+        block = self.sample.block
+        if not self.bench.program.training:
+            with torch.no_grad():
+                return stage.run(block, _KEY, rows.gathered, rows.own), None, moments
+        written, kept = run_forward(stage, block, _KEY, rows.gathered, rows.own, keep=keep)
         return written, kept, moments
 
     def _backward(

@@ -75,29 +75,3 @@ def moments_grad(x: Tensor, values: Tensor, grad: Tensor) -> Tensor:
 def unless_single(value: Tensor, running: Tensor, block: Block) -> Tensor:
     """``value``, or ``running`` when the whole graph has one node or none."""
     return running if (block.num_graph_nodes or 0) <= 1 else value
-
-
-@operation(kind="rows")
-def affine_rows(x: Tensor, shift: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(x - shift) * scale + bias for rows [P, D] and [D] each, rounded once to the dtype of x."""
-    return _AffineRows.apply(x, shift, scale, bias)
-
-
-class _AffineRows(torch.autograd.Function):
-    """Keeps x alone, where autograd would keep x - shift, too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shift: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, shift, scale)
-        out = (x - shift) * scale
-        return (out if bias is None else out + bias).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor):
-        x, shift, scale = ctx.saved_tensors
-        (grad,) = grads
-        wide = grad.to(scale.dtype)
-        total = wide.sum(0)
-        grad_x = (wide * scale).to(x.dtype) if ctx.needs_input_grad[0] else None
-        grad_scale = (wide * (x - shift)).sum(0) if ctx.needs_input_grad[2] else None
-        return grad_x, -total * scale, grad_scale, total if ctx.needs_input_grad[3] else None

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from tiergnn.models.moments import affine_rows, moments, unless_single
+from tiergnn.models.functional import finish_rows
+from tiergnn.models.moments import moments, unless_single
 from tiergnn.models.rowlocal import words
 
 if TYPE_CHECKING:
@@ -67,26 +68,27 @@ def normalize(
         std = (var.mean() + (mean - shift).square().mean()).sqrt() + m.eps
         scale = torch.ones_like(mean) / std
         scale = scale if m.weight is None else scale * m.weight
-        return affine_rows(x, shift.expand(mean.shape), scale, m.bias)
+        return finish_rows(x, shift=shift.expand(mean.shape), gain=scale, bias=m.bias)
     if name == "GraphNorm":
         var = var + ((1 - m.mean_scale) * mean).square()
-        return affine_rows(x, mean * m.mean_scale, m.weight * (var + m.eps).rsqrt(), m.bias)
+        gain = m.weight * (var + m.eps).rsqrt()
+        return finish_rows(x, shift=mean * m.mean_scale, gain=gain, bias=m.bias)
     if name == "InstanceNorm":
         if m.track_running_stats:
             tracer.refuse("InstanceNorm with running statistics", hint="BatchNorm")
         scale = (var + m.eps).rsqrt()
         scale = scale if m.weight is None else scale * m.weight
-        return affine_rows(x, mean, scale, m.bias)
+        return finish_rows(x, shift=mean, gain=scale, bias=m.bias)
     if name == "GraphSizeNorm":
         return x * count.pow(-0.5)
-    one = torch.ones_like(mean)
     if name == "MeanSubtractionNorm":
-        return affine_rows(x, mean, one)
+        return finish_rows(x, shift=mean)
     assert name == "PairNorm"
     if m.scale_individually:
-        x = affine_rows(x, mean, one)
+        x = finish_rows(x, shift=mean)
         return m.scale * x / (m.eps + x.norm(2, -1, keepdim=True))
-    return affine_rows(x, mean, one * m.scale * (m.eps + var.sum()).rsqrt())
+    gain = torch.ones_like(mean) * m.scale * (m.eps + var.sum()).rsqrt()
+    return finish_rows(x, shift=mean, gain=gain)
 
 
 def _batch_norm(tracer: ModelTracer, m: Any, x: Any, single: bool = False) -> Any:
@@ -112,7 +114,7 @@ def _batch_norm(tracer: ModelTracer, m: Any, x: Any, single: bool = False) -> An
             var = unless_single(var, m.running_var, block)
     scale = (var + m.eps).rsqrt()
     scale = scale if m.weight is None else scale * m.weight
-    return affine_rows(x, mean, scale, m.bias)
+    return finish_rows(x, shift=mean, gain=scale, bias=m.bias)
 
 
 def _check_rows(tracer: ModelTracer, name: str, x: Any) -> None:

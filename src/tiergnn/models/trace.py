@@ -19,6 +19,7 @@ from tiergnn.kernels.block import Block
 from tiergnn.models import pyg, rowlocal
 from tiergnn.models.code import EDGE_INPUTS
 from tiergnn.models.cut import cut
+from tiergnn.models.epilogues import join_epilogues
 from tiergnn.models.judge import Probe
 from tiergnn.models.places import place_of_error
 from tiergnn.models.rowlocal import sample, words
@@ -72,6 +73,7 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor], *, training: bool) -> 
             culprit=known.place if known is not None else None,
             hint="return the output of every node, [V, ...]; losses and pooling go outside",
         )
+    join_epilogues(graph, root)
     program = cut(graph, root, training=training)
     del root._count  # it holds the tracer, whose examples nobody reads any more
     return program

@@ -38,22 +38,32 @@ def _linear(a: int, b: int, *, bias: bool = True, keeps: bool = True) -> _Op:
     return _Op("linear", a, b, a * b + b * bias, keeps=a if keeps else 0)
 
 
-def _scale(width: int) -> _Op:
-    """Dropout too: its mask is made again."""
-    return _Op("scale", width, width)
+def _pass(
+    width: int,
+    *,
+    other: bool = False,
+    act: bool = False,
+    parameters: int = 0,
+    loop: bool = False,
+    gain: bool = False,
+) -> _Op:
+    """An epilogue: rows and what is added are read once and written once.
+
+    Back, the gradient is read and written, with the result where that was activated and the rows
+    where a gain is learned; with a loop alone nothing but the gradient of what was added is made.
+    The result is kept by what reads it, or is a row by name.
+    """
+    moved, back = 2 + other, 2 + act + gain
+    return _Op("pass", width, width, parameters, moved=moved, back=back if act or not loop else 2)
 
 
-def _add(width: int) -> _Op:
-    """The sum of two tensors; its gradient is handed on."""
-    return _Op("add", width, width, moved=3, back=1)
+def _handed(width: int) -> _Op:
+    """A row that two products read: their gradients are added up."""
+    return _Op("handed", width, width, moved=0, back=3)
 
 
-def _bias(width: int, *, moved: float = 2) -> _Op:
-    return _Op("bias", width, width, width, moved=moved, back=1)
-
-
-def _activation(width: int) -> _Op:
-    return _Op("activation", width, width, keeps=width, back=3)
+def _bias(width: int) -> _Op:
+    return _Op("bias", width, width, width, back=1)
 
 
 @dataclass(slots=True)
@@ -98,9 +108,9 @@ class _Sketch:
         forward, backward = [], []
         for name in gathers:
             grain = self.width(name) * size
-            forward.append(_gather(grain, Size(per_source=grain)))
+            forward += [_gather(grain, Size(per_source=grain)), _written(grain)]
             if self._grad(name):
-                backward.append(_gather(grain, Size(per_row=grain)))
+                backward += [_gather(grain, Size(per_row=grain)), _written(grain)]
         for o in ops:
             if o.name == "linear":
                 amount, narrow = 2.0 * o.wide * o.out, min(o.wide, o.out)
@@ -108,7 +118,8 @@ class _Sketch:
                 products = 2 if graded and o.through else 1
                 backward.append(replace(_matmul(amount * products, narrow), launches=products))
             else:
-                forward.append(_stream(o.moved * o.out * size))
+                if o.moved:
+                    forward.append(_stream(o.moved * o.out * size))
                 if graded or o.parameters:
                     backward.append(_stream(o.back * o.out * size))
             graded = graded or o.parameters > 0
@@ -187,29 +198,33 @@ def _stream(num_bytes: float) -> Term:
     return Term(kind="stream", amount=Size(per_row=num_bytes))
 
 
+def _written(row_bytes: int) -> Term:
+    """What a graph operation writes besides its gathers: no operation of its own."""
+    amount = Size(per_row=float(row_bytes))
+    return Term(kind="stream", amount=amount, launches=0)
+
+
 def _gcn(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
     """Layers of two scalings around a sum; the product on the side where rows are narrower."""
 
-    def before(i: int) -> list[_Op]:
+    def product(i: int) -> list[_Op]:
         a, b = widths[i], widths[i + 1]
-        ops = [_scale(a)]
-        if b <= a:
-            ops.append(_linear(a, b, bias=False))
-        return [*ops, _scale(min(a, b))]
+        return [_linear(a, b, bias=False)] if b <= a else []
 
-    def after(i: int) -> list[_Op]:
+    def after(i: int, last: bool) -> list[_Op]:
+        """Both scalings, the loop, and what stands before the next layer's product."""
         a, b = widths[i], widths[i + 1]
-        ops = [_add(min(a, b)), _scale(min(a, b))]
-        if b > a:
-            ops.append(_linear(a, b, bias=False))
-        return [*ops, _bias(b)]
+        if b <= a:
+            return [_pass(b, other=True, act=not last, parameters=b)]
+        end = _bias(b) if last else _pass(b, act=True, parameters=b)
+        return [_pass(a, other=True), _linear(a, b, bias=False), end]
 
     name = sketch.row("h0", min(widths[0], widths[1]))
-    sketch.stage("rows", "rows", before(0), reads=("x",), writes=(name,))
+    before = [_pass(widths[0]), *product(0)]
+    sketch.stage("rows", "rows", before, reads=("x",), writes=(name,))
     for i in range(len(widths) - 1):
-        ops, last = after(i), i == len(widths) - 2
-        if not last:
-            ops += [_activation(widths[i + 1]), *before(i + 1)]
+        last = i == len(widths) - 2
+        ops = after(i, last) + ([] if last else product(i + 1))
         out = sketch.row(f"h{i + 1}", widths[-1] if last else min(widths[i + 1 : i + 3]))
         sketch.stage("graph", "sum of in-edges", ops, gathers=(name,), reads=(name,), writes=(out,))
         name = out
@@ -223,15 +238,16 @@ def _gin(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
         last = i == len(widths) - 2
         hidden = b if len(widths) == 2 else hidden
         summed = sketch.row(f"h{2 * i + 1}", hidden)
-        ops = [_scale(a), _add(a), _linear(a, hidden)]
+        ops = [_pass(a, other=True, loop=True), _linear(a, hidden)]
         sketch.stage(
             "graph", "sum of in-edges", ops, gathers=(name,), reads=(name,), writes=(summed,)
         )
         out = sketch.row(f"h{2 * i + 2}", b)
-        norm = _Op("norm", hidden, hidden, 2 * hidden, moved=12, back=12)  # with its moments
-        ops = [norm, _activation(hidden), _linear(hidden, b, keeps=False)]
+        moments = _Op("moments", hidden, hidden, moved=6, back=6)
+        norm = _pass(hidden, act=True, gain=True, parameters=2 * hidden)
+        ops = [moments, norm, _linear(hidden, b)]
         if not last:
-            ops += [_activation(b), _scale(b)]
+            ops.append(_pass(b, act=True))
         sketch.stage(
             "statistic", "moments of all rows", ops, reads=(summed,), writes=(out,),
             saves=(summed,), moments_of=summed,
@@ -251,9 +267,9 @@ def _sage(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
         a, b = widths[i], widths[i + 1]
         last, narrow = i == len(widths) - 2, b < a
         # One bias and one sum of the two products, wherever those run.
-        ops = [_add(b), _bias(b, moved=3)]
+        ops = [_pass(b, other=True, act=not last, parameters=b * narrow)]
         if not narrow:
-            ops = [replace(_linear(a, b), through=gathered != "x"), _add(b)]
+            ops.insert(0, replace(_linear(a, b), through=gathered != "x"))
         saves: tuple[str, ...] = ()
         if own:
             product = _linear(a, b, bias=False, keeps=False)
@@ -261,12 +277,11 @@ def _sage(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
             saves = (own,)
         reads = (own or f"{gathered}a",)
         writes = (sketch.row(f"h{i + 1}", b if last else min(widths[i + 1 : i + 3])),)
-        if not last:
-            ops += [_activation(b), _scale(b)]
-            if widths[i + 2] < b:  # both products of the next layer run here
-                c = widths[i + 2]
-                ops += [_linear(b, c, bias=False), _linear(b, c, bias=False, keeps=False)]
-                writes += (sketch.row(f"h{i + 1}a", c),)
+        if not last and widths[i + 2] < b:  # both products of the next layer run here
+            c = widths[i + 2]
+            products = _linear(b, c, bias=False), _linear(b, c, bias=False, keeps=False)
+            ops += [_handed(b), *products]
+            writes += (sketch.row(f"h{i + 1}a", c),)
         sketch.stage(
             "graph", "mean of in-edges", ops, gathers=(gathered,), reads=reads, writes=writes,
             saves=saves,
@@ -282,7 +297,8 @@ def _gat(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
         count = 1 if i == len(widths) - 2 else heads
         out = count * widths[i + 1]
         score = _Op("score", out, out, out, moved=3, back=6)
-        return [_scale(wide), _linear(wide, out, bias=False), score, score], out, count
+        product = _linear(wide, out, bias=False)
+        return [*([] if i else [_pass(wide)]), product, score, score], out, count
 
     ops, out, count = before(0, widths[0])
     name, score, own = sketch.row("h0", out), sketch.row("h0a", count), sketch.row("h0b", count)
@@ -290,10 +306,12 @@ def _gat(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
     for i in range(len(widths) - 1):
         last, wide, attending = i == len(widths) - 2, out, count
         op = f"gat of {count} head" + "s" * (count > 1)
-        ops = [_Op("join", wide, wide, moved=4, back=3), _bias(wide)]
-        if not last:
+        ops = [_Op("join", wide, wide, moved=4, back=3)]
+        if last:
+            ops.append(_bias(wide))
+        else:
             more, out, count = before(i + 1, wide)
-            ops += [_activation(wide), *more]
+            ops += [_pass(wide, act=True, parameters=wide), *more]
         writes = (sketch.row(f"h{i + 1}", wide if last else out),)
         saves = (name, score, own)
         if not last:
