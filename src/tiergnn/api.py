@@ -98,6 +98,7 @@ def train(
     model: nn.Module | str | Mapping[str, Any],
     plan: Plan | str | Path | None = None,
     *,
+    partition: str | Path | Partition | None = None,
     epochs: int = 200,
     out: str | Path | None = None,
     optimizer: str | Callable[..., Any] | torch.optim.Optimizer = "adam",
@@ -120,6 +121,8 @@ def train(
     device_memory: str | int | None = None,
     checkpoint_every: int | None = None,
     tensorboard: bool = False,
+    transport: str | None = None,
+    timeout: float = 120.0,
     progress: bool | Callable[[dict[str, Any]], None] = True,
     overwrite: bool = False,
 ) -> Run:
@@ -132,6 +135,12 @@ def train(
 
     plan: what ``plan`` made for this graph and model, or the file that it was saved in; by default
     everything is held on the device, and every stage keeps what its backward reads.
+    A plan of several ranks starts them, as processes on this host that are gone when this returns;
+    models, criteria and so on are then to be importable, and a script calls this under
+    ``if __name__ == "__main__":``. partition: their parts, as for ``plan``. transport: how ranks
+    reach each other ("shared", "gloo", "nccl", "ipc", "symmetric", or "virtual": as threads of this
+    process); None: the best that works here. timeout: seconds in which a job ends when a rank of it
+    hangs (when one dies, in a few); longer than any rank computes or writes without the others.
     out: the run folder (log, checkpoints, result); None keeps nothing on disk.
     optimizer: a name, ``callable(params) -> Optimizer``, or an Optimizer. lr (0.01) and
     weight_decay (0; not of learned rows) go with names only. scheduler: a name or
@@ -154,8 +163,9 @@ def train(
     the run may take on its device. checkpoint_every: epochs; None is about every 30 seconds.
     progress: True, False, or a callable that gets each epoch's record.
 
-    Raises ConfigError, GraphError, PlanError (it does not fit), StoreError (the run folder), and
-    Interrupted after Ctrl-C or SIGTERM, once a checkpoint is written.
+    Raises ConfigError, GraphError, PlanError (it does not fit), StoreError (the run folder),
+    RankError (a rank died or hung), and Interrupted after Ctrl-C or SIGTERM, once a checkpoint is
+    written.
     """
     from tiergnn.training.run import start
 
@@ -181,9 +191,19 @@ def train(
         device_memory=device_memory,
         checkpoint_every=checkpoint_every,
         tensorboard=tensorboard,
+        transport=transport,
+        timeout=timeout,
     )
-    made = _plan(plan)
-    return start(graph, model, options, plan=made, out=out, progress=progress, overwrite=overwrite)
+    return start(
+        graph,
+        model,
+        options,
+        plan=_plan(plan),
+        parts=partition,
+        out=out,
+        progress=progress,
+        overwrite=overwrite,
+    )
 
 
 def _plan(plan: Plan | str | Path | None) -> Plan | None:
@@ -198,6 +218,9 @@ def resume(
     model: nn.Module | None = None,
     *,
     epochs: int | None = None,
+    ranks: int | None = None,
+    partition: str | Path | Partition | None = None,
+    transport: str | None = None,
     optimizer: Callable[..., Any] | torch.optim.Optimizer | None = None,
     scheduler: Callable[..., Any] | None = None,
     criterion: Callable[..., Any] | None = None,
@@ -210,7 +233,8 @@ def resume(
     It computes on as many threads as it was begun on. A ready model on a graph folder needs only
     ``run_dir``. Whatever else was given to train as a Python object (graph, model, optimizer,
     scheduler, criterion, metric) is given again, and checked against what was recorded. epochs: a
-    new total. A finished run is returned as it is.
+    new total. A finished run is returned as it is. ranks: go on over so many (1: on one device),
+    which gives the same numbers up to the order of sums; partition, transport as for ``train``.
     Raises ConfigError, StoreError, and all that train raises.
     """
     from tiergnn.training.run import restart
@@ -222,7 +246,16 @@ def resume(
         "metric": metric,
     }
     return restart(
-        run_dir, graph, model, given=given, epochs=epochs, device=device, progress=progress
+        run_dir,
+        graph,
+        model,
+        given=given,
+        epochs=epochs,
+        device=device,
+        progress=progress,
+        ranks=ranks,
+        parts=partition,
+        transport=transport,
     )
 
 
@@ -235,16 +268,19 @@ def evaluate(
     criterion: Callable[..., Any] | None = None,
     metric: Callable[..., Any] | None = None,
     device: str | None = None,
+    ranks: int | None = None,
 ) -> dict[str, dict[str, float | None]]:
     """Metrics of a run's best weights, split -> name -> value (None where undefined).
 
     split: one split by name, or "all" for every labelled node; None gives the run's own splits.
-    graph may be another graph with the same features. Raises as resume does.
+    graph may be another graph with the same features. ranks: that compute (1: one device); None:
+    as many as trained, on another graph one. Raises as resume does.
     """
     from tiergnn.training.run import reopen
 
     given = {"criterion": criterion, "metric": metric}
-    return reopen(run_dir, graph, model, given=given, device=device).evaluate(split)
+    opened = reopen(run_dir, graph, model, given=given, device=device, ranks=ranks)
+    return opened.evaluate(split)
 
 
 def predict(
@@ -254,13 +290,15 @@ def predict(
     graph: Graph | str | Path | Any | None = None,
     model: nn.Module | None = None,
     device: str | None = None,
+    ranks: int | None = None,
 ) -> np.ndarray:
     """What a run's best weights say of every node, in the graph's node order.
 
     kind "logits": the model's output [V, C]; "probabilities" [V, C]; "labels": int64 [V] (class),
     int8 [V, C] (multilabel). A real task has "logits" only: its values [V, T].
-    graph may be another graph with the same features. Raises as resume does.
+    graph may be another graph with the same features. ranks as for ``evaluate``. Raises as resume
+    does.
     """
     from tiergnn.training.run import reopen
 
-    return reopen(run_dir, graph, model, device=device).predict(kind=kind)
+    return reopen(run_dir, graph, model, device=device, ranks=ranks).predict(kind=kind)

@@ -216,6 +216,9 @@ def test_doctor_reports_findings_and_remedies(cli, tmp_path):
     for finding in found["findings"]:
         assert finding["status"] == "ok" or finding["remedy"]
     assert str(tmp_path) in str(found)
+    ranks = next(one for one in found["findings"] if one["group"] == "ranks")
+    assert ranks["name"] == "on processors"
+    assert ranks["data"]["transport"] in ("shared", "gloo")
     told = cli("doctor", "--folder", tmp_path)
     assert "torch" in told.out
 

@@ -23,14 +23,17 @@ def doctor(
 ) -> None:
     """What this machine offers, and for each shortfall the line that mends it.
 
-    Devices, memory, limits, disk and library versions. Exit code 1 when something that is needed
-    does not work, else 0. How fast it is, in numbers, says: tiergnn machine
+    Devices, memory, limits, disk, library versions, and how ranks would reach each other. Exit
+    code 1 when something that is needed does not work, else 0. How fast it is, in numbers, says:
+    tiergnn machine
 
     Example: tiergnn doctor --folder data
     """
+    from tiergnn.hardware.finding import Report
     from tiergnn.hardware.probe import probe
+    from tiergnn.transport.pick import findings
 
-    found = probe(folder)
+    found = Report((*probe(folder), *findings()))
     Output(json=json).result(found.to_json(), describe(found))
     if found.status == "fail":
         raise typer.Exit(EXIT_UNEXPECTED)

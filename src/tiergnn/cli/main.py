@@ -78,7 +78,25 @@ def main() -> None:
     # a CPU epoch goes into page faults and address look-ups without them.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     open_streams()
-    app()
+    _run()
+
+
+def _run() -> None:
+    """The command; of the processes that torchrun started the first runs it, the others serve."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
+        app()
+        return
+    from tiergnn.training.joined import join
+    from tiergnn.transport.running import leave
+
+    joined = join()
+    if joined.rank:
+        leave(joined.serve())
+    try:
+        app()
+    except SystemExit as end:
+        joined.dismiss()
+        leave(end.code if isinstance(end.code, int) else bool(end.code))
 
 
 def open_streams() -> None:

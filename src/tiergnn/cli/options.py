@@ -226,6 +226,29 @@ Parts = Annotated[
         default="a saved one, else auto",
     ),
 ]
+Ranks = Annotated[
+    int | None,
+    _machine(
+        "--ranks",
+        help="Processes of this host that train together, on a GPU each or on the processors. "
+        "Under torchrun as many as it started.",
+        default="1",
+    ),
+]
+Transport = Annotated[
+    str | None,
+    _machine(
+        "--transport",
+        help="How ranks reach each other: shared, gloo, nccl, ipc or symmetric.",
+        default="the best that works",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    _machine(
+        "--timeout", help="Seconds in which a job with a rank that hangs ends.", default="120"
+    ),
+]
 Dtype = Annotated[
     str | None, _machine("--dtype", help="float32, float64 or bfloat16.", default="float32")
 ]

@@ -17,6 +17,10 @@ GRAPH = Annotated[
         show_default="the run's",
     ),
 ]
+RANKS = Annotated[
+    int | None,
+    typer.Option(help="That compute; 1 is one device.", show_default="the run's", min=1),
+]
 DEVICE = Annotated[
     str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="the run's")
 ]
@@ -30,6 +34,7 @@ def evaluate(
     ] = None,
     graph: GRAPH = None,
     device: DEVICE = None,
+    ranks: RANKS = None,
     json: JSON = False,
 ) -> None:
     """Metrics of a run's best weights, exact over whole splits, without dropout.
@@ -38,8 +43,9 @@ def evaluate(
     """
     from tiergnn import api
     from tiergnn.report.text import metric_table
+    from tiergnn.training.joined import ranks_here
 
-    metrics = api.evaluate(run, split, graph=graph, device=device)
+    metrics = api.evaluate(run, split, graph=graph, device=device, ranks=ranks_here(ranks))
     Output(json=json).result({"run": run, "metrics": metrics}, metric_table(metrics))
 
 
@@ -60,6 +66,7 @@ def predict(
     ] = "logits",
     graph: GRAPH = None,
     device: DEVICE = None,
+    ranks: RANKS = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a file that is there.")
     ] = False,
@@ -70,10 +77,11 @@ def predict(
     Example: tiergnn predict runs/a --kind labels --out preds.csv
     """
     from tiergnn.cli.predictions import check_target, write_predictions
+    from tiergnn.training.joined import ranks_here
     from tiergnn.training.run import reopen
 
     check_target(out, overwrite=overwrite)
-    opened = reopen(run, graph, None, device=device)
+    opened = reopen(run, graph, None, device=device, ranks=ranks_here(ranks))
     rows = opened.predict(kind)
     write_predictions(out, rows, opened.graph)
     Output(json=json).result(

@@ -18,6 +18,8 @@ from tiergnn.errors import ConfigError
 from tiergnn.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from tiergnn.graph.csr import Graph
+    from tiergnn.graph.partition import Partition
     from tiergnn.planner.plan import Plan
     from tiergnn.training.run import Run
 
@@ -71,6 +73,10 @@ def train(
     host_memory: opt.HostMemory = None,
     disk: opt.Disk = None,
     strategy: opt.Strategy = None,
+    ranks: opt.Ranks = None,
+    partition: opt.Parts = None,
+    transport: opt.Transport = None,
+    timeout: opt.Timeout = None,
     dtype: opt.Dtype = None,
     checkpoint_every: opt.CheckpointEvery = None,
     tensorboard: opt.TensorBoard = False,
@@ -84,11 +90,16 @@ def train(
     `tiergnn resume RUN` goes on from there, bit for bit.
 
     With --host-memory, --disk or --strategy a plan is made first: what does not fit on the device
-    waits in host memory or on the disk.
+    waits in host memory or on the disk. With --ranks several processes train a part of the graph
+    each, and get what one would; on several hosts torchrun starts them:
+    `torchrun --nproc-per-node 8 -m tiergnn train ...`.
 
     Example: tiergnn train data/cora --model gcn --hidden 16 --dropout 0.5 --wd 5e-4 --out runs/a
     """
     from tiergnn import api
+    from tiergnn.graph.csr import Graph
+    from tiergnn.training.joined import ranks_here
+    from tiergnn.training.parting import parts_of
 
     architecture = _given(
         hidden_channels=hidden,
@@ -131,20 +142,33 @@ def train(
         device_memory=device_memory,
         dtype=dtype,
         checkpoint_every=checkpoint_every,
+        transport=transport,
+        timeout=timeout,
     )
     plan: Plan | Path | None = plan_file
-    budgets = _given(host_memory=host_memory, disk=disk, strategies=strategy)
-    if budgets and plan is not None:
-        raise ConfigError("a plan has its budgets already", hint="--plan alone, or budgets alone")
+    budgets = _given(host_memory=host_memory, disk=disk, strategies=strategy, ranks=ranks)
+    if plan is None:
+        ranks = ranks_here(ranks)
+        budgets |= _given(ranks=ranks)
+    elif budgets:
+        raise ConfigError(
+            "a plan has its budgets and ranks already", hint="--plan alone, or budgets alone"
+        )
+    source: Path | Graph = graph
+    parts: Partition | str | None = partition
+    if ranks is not None and ranks > 1 and plan is None:
+        source = Graph.open(graph)
+        parts = budgets["partition"] = parts_of(source, ranks, partition)
     if budgets:
-        plan = _planned(graph, {"name": model, **architecture}, choices, budgets)
+        plan = _planned(source, {"name": model, **architecture}, choices, budgets)
         Output(json=json).say(str(plan))
     elif plan is None and not quiet:
         plan = _forecast(graph, {"name": model, **architecture}, choices)
     run = api.train(
-        graph,
+        source,
         {"name": model, **architecture},
         plan,
+        partition=parts,
         out=out,
         tensorboard=tensorboard,
         overwrite=overwrite,
@@ -166,6 +190,14 @@ def resume(
         str | None,
         typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="as the run was begun"),
     ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            help="Go on over so many; 1 is one device.", show_default="as the run was begun", min=1
+        ),
+    ] = None,
+    partition: opt.Parts = None,
+    transport: opt.Transport = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")] = False,
     json: JSON = False,
 ) -> None:
@@ -174,10 +206,19 @@ def resume(
     Example: tiergnn resume runs/a --epochs 400
     """
     from tiergnn import api
+    from tiergnn.training.joined import ranks_here
 
-    show_run(
-        api.resume(run, graph, epochs=epochs, device=device, progress=not quiet), Output(json=json)
+    found = api.resume(
+        run,
+        graph,
+        epochs=epochs,
+        ranks=ranks_here(ranks),
+        partition=partition,
+        transport=transport,
+        device=device,
+        progress=not quiet,
     )
+    show_run(found, Output(json=json))
 
 
 def show_run(run: Run, output: Output) -> None:
@@ -188,6 +229,8 @@ def show_run(run: Run, output: Output) -> None:
     peak = ", ".join(f"{tier} {format_bytes(n)}" for tier, n in run.peak_bytes.items())
     seconds = "" if run.seconds_per_epoch is None else format_seconds(run.seconds_per_epoch)
     told = [f"{done} epochs of {seconds} each; peak bytes: {peak}"]
+    if run.transport:
+        told[0] += f", of the fullest rank; {run.transport}"
     if run.plan is not None:
         planned = ", ".join(f"{tier} {format_bytes(n)}" for tier, n in run.plan.peak_bytes.items())
         told.append(f"predicted: {format_seconds(run.plan.seconds)} each; at most {planned}")
@@ -201,14 +244,18 @@ def show_run(run: Run, output: Output) -> None:
 
 
 def _planned(
-    graph: Path, model: dict[str, Any], choices: dict[str, Any], budgets: dict[str, Any]
+    graph: Path | Graph, model: dict[str, Any], choices: dict[str, Any], budgets: dict[str, Any]
 ) -> Plan:
     """The fastest plan within budgets that training carries out."""
     from tiergnn import api
     from tiergnn.planner.strategies.known import EVALUATIONS
+    from tiergnn.training.options import Options
+    from tiergnn.training.planning import carried_out
 
     reads = ("optimizer", "criterion", "split", "features", "device", "dtype", "seed")
-    chosen: dict[str, Any] = {"strategies": ["resident", *EVALUATIONS]} | budgets
+    ranks = budgets.get("ranks", 1)
+    known = ["resident", *EVALUATIONS] if ranks == 1 else carried_out(Options(**choices), ranks)
+    chosen: dict[str, Any] = {"strategies": known} | budgets
     chosen |= {name: choices[name] for name in (*reads, "device_memory") if name in choices}
     return api.plan(graph, model, **chosen)
 

@@ -9,7 +9,7 @@ from typing import Any
 from tiergnn.errors import unknown
 
 STATUSES = ("ok", "warn", "fail")  # ascending: all well; works, but less or slower; does not work
-GROUPS = ("software", "cpu", "memory", "limits", "gpu", "disk")
+GROUPS = ("software", "cpu", "memory", "limits", "gpu", "disk", "ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,17 +15,22 @@ from tiergnn.errors import ConfigError, PlanError, unknown
 from tiergnn.graph.arrays import crc32_of_array
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.folder import read_manifest
+from tiergnn.graph.partition import Partition
 from tiergnn.models import zoo
 from tiergnn.planner.plan import Plan
-from tiergnn.planner.strategies.known import EVALUATIONS
+from tiergnn.planner.strategies.known import EVALUATIONS, RANKED
 from tiergnn.runtime.executor import Resident, indexed
 from tiergnn.runtime.memory import check_room, out_of_memory
+from tiergnn.runtime.ranked import Ranked
 from tiergnn.runtime.staged import Staged
 from tiergnn.training.features import choose_features, feature_table
 from tiergnn.training.options import DTYPES, Options
 from tiergnn.training.randomness import random_state
 from tiergnn.training.splits import choose_splits
+from tiergnn.transport.transport import Transport
+from tiergnn.workload import Workload
 
+Held = Resident | Staged | Ranked  # what runs a model over a graph, or one rank's share of it
 _log = logging.getLogger("tiergnn")
 
 
@@ -104,15 +109,23 @@ def build(spec: Mapping[str, Any], seed: int) -> nn.Module:
 
 
 def resident(
-    graph: Graph, model: nn.Module, options: Options, plan: Plan | None = None
-) -> Resident | Staged:
+    graph: Graph,
+    model: nn.Module,
+    options: Options,
+    plan: Plan | None = None,
+    *,
+    transport: Transport | None = None,
+    parts: Partition | None = None,
+    evaluated: Workload | None = None,
+) -> Held:
     """The model over the graph with its features, on the device of ``options``, or in the parts of
-    a plan that is carried out in stages.
+    a plan that is carried out in stages, or one rank's share, which has a ``transport``,
+    ``parts`` and the workload of an evaluation.
 
     ``plan`` is one for this graph and model. Raises ConfigError and PlanError.
     """
     if plan is not None:
-        _check_plan(plan, graph)
+        check_plan(plan, graph)
     _check_edge_dim(model, graph)
     features = choose_features(graph, options.features)
     embedding = None
@@ -128,20 +141,22 @@ def resident(
     with random_state(device, options.seed):  # lazy parameters get their first values here
         featured, dtype = (
             replace(graph, x=feature_table(graph, features)),
-            _dtype(model, options.dtype),
+            dtype_of(model, options.dtype),
         )
-        if plan is not None and plan.strategy in EVALUATIONS:
-            made = Staged(
-                model,
-                featured,
-                plan,
-                labelled=choose_splits(graph, options.split, options.seed)["train"],
-                device=device,
-                dtype=dtype,
-                seed=options.seed,
-                normalize_rows=options.normalize_features == "row",
-                scratch=plan.scratch or None,
-            )
+        by_parts: dict[str, Any] = {
+            "device": device,
+            "dtype": dtype,
+            "seed": options.seed,
+            "normalize_rows": options.normalize_features == "row",
+        }
+        if plan is not None and plan.strategy in (*EVALUATIONS, *RANKED):
+            by_parts["labelled"] = choose_splits(graph, options.split, options.seed)["train"]
+        if transport is not None:
+            assert plan is not None
+            by_parts |= {"parts": parts, "evaluated": evaluated}
+            made = Ranked(model, featured, plan, transport, **by_parts)
+        elif plan is not None and plan.strategy in EVALUATIONS:
+            made = Staged(model, featured, plan, scratch=plan.scratch or None, **by_parts)
         else:
             made = Resident(
                 model,
@@ -162,9 +177,9 @@ def resident(
     return made
 
 
-def _check_plan(plan: Plan, graph: Graph) -> None:
+def check_plan(plan: Plan, graph: Graph) -> None:
     """Raise for a plan of another graph, or one that cannot be carried out."""
-    known = ("resident", *EVALUATIONS)
+    known = ("resident", *EVALUATIONS, *RANKED)
     if plan.strategy not in known:
         raise PlanError(
             f"training carries out plans of {', '.join(known)}, this one is {plan.strategy}",
@@ -179,7 +194,7 @@ def _check_plan(plan: Plan, graph: Graph) -> None:
         )
 
 
-def _check_stages(plan: Plan, made: Resident | Staged) -> None:
+def _check_stages(plan: Plan, made: Held) -> None:
     """Raise for a plan whose model was cut into other stages, or rows of other widths."""
     program = made.programs[True]
     cut = [
@@ -218,7 +233,7 @@ def _check_edge_dim(model: nn.Module, graph: Graph) -> None:
         )
 
 
-def _dtype(model: nn.Module, name: str | None) -> torch.dtype:
+def dtype_of(model: nn.Module, name: str | None) -> torch.dtype:
     """The dtype to compute in: the one asked for, else that of the model's parameters."""
     if name is None:
         found = [p.dtype for p in model.parameters() if p.dtype.is_floating_point]

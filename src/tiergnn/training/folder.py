@@ -6,6 +6,7 @@ checkpoints/     see training.checkpoint
 splits.npz       ids of the splits, when the caller gave them
 result.json      losses, metrics, times and bytes of a finished run
 plan.json        the plan that it was made by, when there was one
+partition/       the parts of its ranks, when there were several
 timeline.json    when each action of its last measured epoch ran
 tensorboard/     when asked for
 .replaced/       an older run, until this one has its first checkpoint: see training.aside
@@ -44,6 +45,7 @@ _OURS = (
     "result.json",
     "plan.json",
     "timeline.json",
+    "partition",
     "splits.npz",
     "checkpoints",
     "tensorboard",
@@ -72,6 +74,10 @@ class RunFolder:
     @property
     def plan(self) -> Path:
         return self.path / "plan.json"
+
+    @property
+    def partition(self) -> Path:
+        return self.path / "partition"
 
     @property
     def timeline(self) -> Path:
@@ -206,6 +212,14 @@ class RunFolder:
         """None where there is none. Raises StoreError."""
         with _stored():
             return Timeline.load(self.timeline) if self.timeline.exists() else None
+
+    def replan(self, plan: Plan | None) -> None:
+        """Another plan than the run was begun by, for ranks of their own parts."""
+        shutil.rmtree(self.partition, ignore_errors=True)
+        if plan is None:
+            self.plan.unlink(missing_ok=True)
+        else:
+            plan.save(self.plan)
 
     def rewrite(self, record: Mapping[str, Any]) -> None:
         """Write ``run.json``, whole or not at all, with its checksum."""

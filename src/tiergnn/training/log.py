@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,6 +37,47 @@ class JsonLog:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+class Tail:
+    """What another process writes into ``log.jsonl``, told to ``shown`` as it comes.
+
+    The log counts from when it is written anew, and from the epoch after ``done``.
+    """
+
+    def __init__(self, path: Path, done: int, shown: Bar | Lines | Callback | None):
+        self.path, self.epoch = path, done
+        self._shown, self._before = shown, _identity(path)
+        self._read_bytes = 0
+
+    def look(self) -> None:
+        """Read on, and tell what is new."""
+        if _identity(self.path) in (None, self._before):
+            return
+        with open(self.path, "rb") as file:
+            file.seek(self._read_bytes)
+            whole, _, _ = file.read().rpartition(b"\n")
+        for line in whole.splitlines(keepends=True):
+            self._read_bytes += len(line)
+            record = json.loads(line)
+            if record["epoch"] > self.epoch:
+                self.epoch = record["epoch"]
+                if self._shown is not None:
+                    self._shown.epoch(record)
+        self._read_bytes += bool(whole)  # the line's end that was parted from the last
+
+    def close(self) -> None:
+        if self._shown is not None:
+            self._shown.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file is at a path now; None for none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class TensorBoard:

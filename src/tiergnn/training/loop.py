@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from tiergnn.errors import ConfigError, Interrupted, PlanError
 from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.memory import device_budget
+from tiergnn.runtime.ranked import Ranked
 from tiergnn.runtime.staged import Staged
 from tiergnn.runtime.staged_walk import Stopped
+from tiergnn.training.assemble import Held
 from tiergnn.training.checkpoint import Checkpoint, Checkpoints, check_fits
 from tiergnn.training.folder import RunFolder
 from tiergnn.training.log import JsonLog, Record, TensorBoard, show
@@ -41,7 +43,6 @@ LR, WEIGHT_DECAY = 0.01, 0.0
 _MEASURE_EVERY = 16  # epochs; the second and the last are measured, too
 _CHECKPOINT_S = 30.0  # between checkpoints when no number of epochs is given
 _EMBEDDING = "features.embedding"  # the name of learned feature rows among the weights
-Held = Any  # Resident, Staged, or one rank's share of either
 _log = logging.getLogger("tiergnn")
 
 
@@ -54,6 +55,21 @@ class Progress:
     best_value: float | None = None
     finished: str | None = None  # why it ended: "epochs" or "patience"
     history: list[Record] = field(default_factory=list)
+
+
+def take_up(progress: Progress, epochs: int) -> Progress:
+    """A run's progress when it is to go on to ``epochs``. Raises ConfigError when it is past."""
+    done = progress.epoch
+    if epochs < done:
+        raise ConfigError(f"the run has done {done} epochs, more than {epochs}")
+    if progress.finished == "epochs" and epochs > done:
+        progress.finished = None
+    elif progress.finished:
+        way = "a larger total goes on: epochs=N (--epochs)"
+        if progress.finished == "patience":
+            way = "its patience was at an end"
+        _log.warning("nothing to do: the run is finished, after %d epochs; %s", done, way)
+    return progress
 
 
 class Trainer:
@@ -72,7 +88,7 @@ class Trainer:
         self._loss: Callable[..., Tensor] = scoring.loss
         if isinstance(resident, Staged):
             self._loss = scoring.by_parts(resident.parts.gids, resident.device)
-        elif self.peers.size > 1:
+        elif isinstance(resident, Ranked):
             self._loss = scoring.by_parts({resident.rank: resident.rows}, resident.device)
         self._judging = "val" if scoring.judged("val") else None
         if options.patience is not None and self._judging is None:
@@ -115,7 +131,7 @@ class Trainer:
         self.optimizer.load_state_dict(found["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(found["scheduler"])
-        self.progress = Progress(**found["progress"])
+        self.progress = take_up(Progress(**found["progress"]), self.options.epochs)
         self._best = found["best"]
         self._random_state = found["random"]
 
@@ -136,7 +152,7 @@ class Trainer:
                 set_random(device, self._random_state)
             else:
                 self._save()  # so that a run can be resumed from its first second on
-            if isinstance(self.resident, Staged) and not needs_closure(self.optimizer):
+            if not isinstance(self.resident, Resident) and not needs_closure(self.optimizer):
                 self.resident.stop_when(lambda: stop.signum is not None)
             listeners = self._listeners(progress)
             for listener in listeners:
@@ -147,9 +163,10 @@ class Trainer:
                     record = self._epoch(state.epoch + 1)
                 except Stopped:  # within an epoch that takes long; it is done again on resume
                     self.optimizer.zero_grad(set_to_none=True)
+                    signum = self._wished(stop)
                     self._save()
-                    assert stop.signum is not None
-                    raise self._interrupted(stop.signum) from None
+                    assert signum is not None
+                    raise self._interrupted(signum) from None
                 for listener in listeners:
                     listener.epoch(record)
                 due = time.monotonic() - clock > _CHECKPOINT_S
@@ -201,7 +218,7 @@ class Trainer:
 
     def _scores(self) -> dict[str, Scores]:
         """Of every split, made where all rows of the output are; V x C values that are not kept."""
-        out = whole_output(self.resident, self.peers)
+        out = whole_output(self.resident)
         scores = None if out is None else self.scoring.scores(out)
         return self.peers.of_first(scores, "scores")
 
@@ -213,8 +230,7 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             loss = self.resident.train_step(self._loss, step, measure=self._measures(step))
             if not math.isfinite(loss):
-                causes = self.peers.words(self.resident.not_finite(), "find what is not finite")
-                cause = next((cause for cause in causes if cause), None)
+                cause = self.resident.not_finite()
                 raise ConfigError(
                     f"the training loss became {loss} in epoch {step}"
                     + (f": {cause}" if cause else ""),
@@ -321,15 +337,20 @@ class Trainer:
         return listeners if shown is None else [*listeners, shown]
 
 
-def whole_output(held: Held, peers: Peers) -> Tensor | None:
+def whole_output(held: Held) -> Tensor | None:
     """The model's output for every node, by node; None but on the first rank."""
     out = held.infer()
-    if peers.size == 1:
-        return out
-    return peers.whole(out, held.rows, held.num_nodes)
+    return held.whole(out) if isinstance(held, Ranked) else out
 
 
-def weights_of(resident: Held) -> dict[str, Tensor]:
+class Weighted(Protocol):
+    """What has weights: a model, and learned feature rows or none."""
+
+    model: nn.Module
+    embedding: nn.Parameter | None
+
+
+def weights_of(resident: Weighted) -> dict[str, Tensor]:
     """A copy on the CPU of the model's state_dict, and of learned feature rows.
 
     Raises ConfigError when the state_dict holds what is not a tensor.
@@ -347,7 +368,7 @@ def weights_of(resident: Held) -> dict[str, Tensor]:
     return weights
 
 
-def load_weights(resident: Held, weights: dict[str, Tensor], source: str) -> None:
+def load_weights(resident: Weighted, weights: dict[str, Tensor], source: str) -> None:
     """Put ``weights_of`` back. Raises ConfigError when names or shapes differ."""
     check_fits(weights, weights_of(resident), source)
     weights = dict(weights)

@@ -17,11 +17,13 @@ from torch.optim import Optimizer
 from tiergnn.graph.csr import Graph
 from tiergnn.models.ending import Ending
 from tiergnn.models.meter import meter
-from tiergnn.training.assemble import _dtype, pick_device
+from tiergnn.models.trace import trace
+from tiergnn.training.assemble import dtype_of, pick_device
 from tiergnn.training.features import choose_features
 from tiergnn.training.loop import LR, WEIGHT_DECAY, clip_norm
 from tiergnn.training.optimizers import make_optimizer, needs_closure
 from tiergnn.training.options import Options
+from tiergnn.training.randomness import random_state
 from tiergnn.training.scoring import Scoring
 from tiergnn.workload import Workload
 
@@ -37,7 +39,7 @@ def workload_of(
     Raises ConfigError for a model that cannot be cut, or options that do not fit.
     """
     device = pick_device(options.device)
-    dtype = _dtype(model, options.dtype)
+    dtype = dtype_of(model, options.dtype)
     features = choose_features(graph, options.features)
     inputs = _examples(graph, features.width, device, dtype)
     ending = None
@@ -55,6 +57,26 @@ def workload_of(
         loops=has_loops(graph),
         ending=ending,
     )
+
+
+def evaluation_of(graph: Graph, model: nn.Module, options: Options) -> Workload:
+    """What an evaluation of the model by itself takes: its output, and no more."""
+    device, dtype = pick_device(options.device), dtype_of(model, options.dtype)
+    width = choose_features(graph, options.features).width
+    return meter(model, _examples(graph, width, device, dtype), training=False)
+
+
+def settle(graph: Graph, model: nn.Module, options: Options) -> None:
+    """Give lazy parameters their sizes and first values, those that training here would."""
+    if not any(nn.parameter.is_lazy(p) for p in (*model.parameters(), *model.buffers())):
+        return
+    device = pick_device(options.device)
+    dtype = dtype_of(model, options.dtype)
+    features = choose_features(graph, options.features)
+    with random_state(device, options.seed):
+        trace(
+            model.to(device, dtype), _examples(graph, features.width, device, dtype), training=True
+        )
 
 
 def has_loops(graph: Graph) -> bool:

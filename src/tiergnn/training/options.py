@@ -40,13 +40,15 @@ class Options:
     device_memory: str | int | None = None
     checkpoint_every: int | None = None
     tensorboard: bool = False
+    transport: str | None = None  # how ranks reach each other; None: the best that works
+    timeout: float = 120.0  # seconds in which a job with a failed rank ends
 
     def __post_init__(self) -> None:
         for name in ("epochs", "eval_every", "patience", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name} must be a whole number from 1, had {value!r}")
-        for name in ("lr", "clip"):
+        for name in ("lr", "clip", "timeout"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= _MOST:
                 raise ConfigError(f"{name} must be a number above 0, had {value!r}")

@@ -6,24 +6,45 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from tiergnn.errors import ConfigError, StoreError
+from tiergnn.errors import ConfigError, PlanError, StoreError
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.partition import METHODS, Partition, partition
 from tiergnn.graph.partition_folder import list_partitions, open_partition
+from tiergnn.planner.plan import Plan
 
+Parts = str | Path | Partition | None  # what users name a partition by
 _log = logging.getLogger("tiergnn")
 
 
-def parts_of(graph: Graph, num_parts: int, asked: str | Path | Partition | None) -> Partition:
+def ranks_of(plan: Plan | None) -> int:
+    """How many ranks carry it out."""
+    return 1 if plan is None else plan.knobs.ranks
+
+
+def parts_by(plan: Plan, graph: Graph, asked: Parts) -> Partition:
+    """``graph`` in the parts of a plan's ranks, made as the plan has them where nothing is asked.
+
+    Raises PlanError for a plan of another graph, and as ``parts_of``.
+    """
+    if plan.shape.num_nodes != graph.num_nodes:
+        raise PlanError(
+            f"the plan is for {plan.shape.num_nodes:,} nodes, the graph has {graph.num_nodes:,}",
+            hint="tiergnn.plan(graph, model)",
+        )
+    method = plan.layout.method if plan.layout.method in METHODS else "auto"
+    return parts_of(graph, plan.knobs.ranks, asked, method)
+
+
+def parts_of(graph: Graph, num_parts: int, asked: Parts, method: str = "auto") -> Partition:
     """``graph`` in ``num_parts`` parts.
 
     asked: a Partition; a method ("block", "metis", "switching", "auto"); the name of one saved in
-    the graph's folder, or its path; None: one saved there of so many parts, else "auto".
+    the graph's folder, or its path; None: one saved there of so many parts, else one by ``method``.
     Raises ConfigError for one of another number of parts, StoreError, GraphError.
     """
     if asked is None:
         found = _saved(graph, num_parts)
-        return partition(graph, num_parts, "auto") if found is None else found
+        return partition(graph, num_parts, method) if found is None else found
     if isinstance(asked, str) and asked in (*METHODS, "auto"):
         return partition(graph, num_parts, asked)
     found = asked if isinstance(asked, Partition) else open_partition(graph, asked)

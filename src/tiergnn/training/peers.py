@@ -21,7 +21,6 @@ class Peers:
         self._transport = transport
         self.rank = 0 if transport is None else transport.rank
         self.size = 1 if transport is None else transport.size
-        self._order: Tensor | None = None
 
     @property
     def is_first(self) -> bool:
@@ -41,21 +40,6 @@ class Peers:
     def of_first(self, word: Any, about: str) -> Any:
         """What the first rank says; the words of others do not count."""
         return self.words(word if self.is_first else None, about)[0]
-
-    def whole(self, rows: Tensor, gid: Tensor, num_rows: int) -> Tensor | None:
-        """On the first rank all ``num_rows`` rows of all ranks, in host memory, where ``gid`` says
-        that each rank's are, the same at every call; None on the others."""
-        if self._transport is None:
-            return rows
-        give = [len(rows)] + [0] * (self.size - 1)
-        if self._order is None:
-            self._order = self._transport.exchange(gid.to(rows.device), give, tag="rows").cpu()
-        got = self._transport.exchange(rows.contiguous(), give, tag="outputs").cpu()
-        if not self.is_first:
-            return None
-        out = got.new_empty((num_rows, *got.shape[1:]))
-        out[self._order] = got
-        return out
 
     def state_of_first(self, state: Any, about: str) -> Any:
         """The first rank's tree of tensors and plain values, on the CPU; others give None."""

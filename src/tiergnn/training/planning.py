@@ -6,6 +6,7 @@ graph) and a workload, with a machine that is named, are planned without it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,22 +15,23 @@ from typing import Any
 
 from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.csr import Graph
-from tiergnn.graph.partition import Partition, partition
+from tiergnn.graph.partition import partition
 from tiergnn.graph.published import SHAPES, published_shape
 from tiergnn.graph.shape import GraphShape, Layout, expected_layout, layout_of, shape_of
 from tiergnn.hardware.machine import Machine
 from tiergnn.hardware.presets import resolve
 from tiergnn.hardware.sharing import shared
-from tiergnn.planner.choose import Choosing
+from tiergnn.planner.choose import Choosing, best
 from tiergnn.planner.models import CLASSIC, classic
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.threads import num_processors
+from tiergnn.planner.strategies.known import RANKED
 from tiergnn.training.options import Options
-from tiergnn.training.parting import parts_of
+from tiergnn.training.parting import Parts, parts_of
 from tiergnn.units import format_count
 from tiergnn.workload import Workload
 
+IN_PLACE = ("leo", "mgg", "uva")  # they read rows of others where those lie
 _COUNTED_EDGES = 20_000_000  # up to here parts are counted, not estimated: a pass for each number
 
 
@@ -50,15 +52,13 @@ def question(
     machine: Machine | str | Path | None = None,
     budgets: Budgets | None = None,
     ranks: int = 1,
-    hosts: int = 1,
-    parts: str | Path | Partition | None = None,
+    parts: Parts = None,
     storage: tuple[str, ...] = (),
     thorough: bool = False,
 ) -> Choosing:
     """All that plans are chosen from, as ``api.plan`` takes it. Raises as that does.
 
-    ``hosts``: as many like this one share the ranks. ``parts``: see ``parting.parts_of``; without
-    any, ``thorough`` tries fewer ranks as well.
+    ``parts``: see ``parting.parts_of``; without any, ``thorough`` tries fewer ranks as well.
     """
     budgets = budgets or Budgets()
     graph = _graph(graph)
@@ -79,7 +79,7 @@ def question(
         )
     elif isinstance(graph, Graph):
         counted = _counted(graph, shape, notes)
-    found = _machine(machine, options, budgets, (ranks, hosts), notes)
+    found = _machine(machine, options, budgets, ranks, notes)
     if found.num_devices * found.num_hosts < ranks:
         raise PlanError(
             f"{ranks} ranks need as many devices, {found.name} has "
@@ -117,6 +117,46 @@ def forecast(graph: Any, model: Any, choices: Mapping[str, Any]) -> Plan | str:
     if trial.plan is None:
         return "" if trial.refused is None else trial.refused.problem.splitlines()[0]
     return trial.plan
+
+
+def for_ranks(
+    graph: Graph,
+    model: Any,
+    options: Options,
+    ranks: int,
+    *,
+    like: Plan | None = None,
+    parts: Parts = None,
+) -> Plan | None:
+    """The fastest plan that so many ranks here carry out; None for one, which holds everything.
+
+    ``like``: a plan of the same model, whose strategy is kept where it is one of several ranks.
+    Raises as ``api.plan``.
+    """
+    if ranks == 1:
+        return None
+    names = [like.strategy] if like is not None and like.strategy in RANKED else []
+    asked = question(
+        graph,
+        model if like is None else like.workload,
+        options,
+        budgets=Budgets(device_bytes=options.device_memory_bytes),
+        ranks=ranks,
+        parts=parts,
+    )
+    return best(asked.trials(names or carried_out(options, ranks)))
+
+
+def carried_out(options: Options, ranks: int) -> list[str]:
+    """The strategies that so many ranks carry out over the transport that they will have."""
+    from tiergnn.training.assemble import pick_device
+    from tiergnn.training.joined import hosts_here
+    from tiergnn.transport.pick import pick, probe
+
+    on_gpu = pick_device(options.device).type == "cuda"
+    choice = pick(probe(ranks, one_host=hosts_here() == 1, on_gpu=on_gpu), options.transport)
+    in_place = choice.name not in ("gloo", "nccl")
+    return [name for name in RANKED if in_place or name not in IN_PLACE]
 
 
 def _graph(graph: Any) -> Graph | GraphShape:
@@ -234,23 +274,26 @@ def _machine(
     machine: Machine | str | Path | None,
     options: Options,
     budgets: Budgets,
-    ranks: tuple[int, int],
+    ranks: int,
     notes: list[str],
 ) -> Machine:
-    """``ranks``: how many, on how many hosts. This host has a place for any number of them."""
+    """This host has a place for any number of ranks, which torchrun may share out over several."""
     if machine is None:
         from tiergnn.hardware.measure import measure
         from tiergnn.training.assemble import pick_device
+        from tiergnn.training.joined import hosts_here
 
         kind = pick_device(options.device).type
         found = measure(budgets.disk or ".", device=kind)
         if budgets.disk is None:
             found = replace(found, disk=None)
-        found, assumed = shared(found, ranks[0], num_hosts=ranks[1])
+        hosts = hosts_here()
+        found, assumed = shared(found, ranks, num_hosts=hosts)
         notes.extend(assumed)
-        each = -(-ranks[0] // ranks[1])
-        if kind == "cpu" and each > num_processors():
-            notes.append(f"{each} ranks take turns on {num_processors()} processors: use fewer")
+        each = -(-ranks // hosts)
+        processors = len(os.sched_getaffinity(0))
+        if kind == "cpu" and each > processors:
+            notes.append(f"{each} ranks take turns on {processors} processors: fewer are faster")
     else:
         found = machine if isinstance(machine, Machine) else resolve(machine)
     return found.with_budgets(device_bytes=budgets.device_bytes, host_bytes=budgets.host_bytes)

@@ -21,15 +21,17 @@ from tiergnn.errors import ConfigError, StoreError, unknown
 from tiergnn.graph.csr import Graph
 from tiergnn.planner.plan import Plan
 from tiergnn.runtime.executor import Resident
-from tiergnn.runtime.staged import Staged
-from tiergnn.training.assemble import as_graph, build, fingerprint, model_spec, resident
+from tiergnn.training.assemble import Held, as_graph, build, fingerprint, model_spec, resident
 from tiergnn.training.checkpoint import Checkpoints
+from tiergnn.training.crew import Crew
 from tiergnn.training.features import choose_features
 from tiergnn.training.folder import RunFolder
 from tiergnn.training.log import Record
 from tiergnn.training.loop import Progress, Trainer, load_weights
 from tiergnn.training.optimizers import FIXED_LENGTH
 from tiergnn.training.options import Options
+from tiergnn.training.parting import Parts, parts_by, ranks_of
+from tiergnn.training.planning import for_ranks
 from tiergnn.training.recorded import (
     compare_text,
     plan_crc32,
@@ -39,7 +41,7 @@ from tiergnn.training.recorded import (
     recorded_plan,
     recorded_timeline,
 )
-from tiergnn.training.scoring import NO_CRITERION, Scores, Scoring
+from tiergnn.training.scoring import NO_CRITERION, Scores, scoring_of
 from tiergnn.training.splits import choose_splits, labelled
 from tiergnn.training.threads import on_threads
 from tiergnn.version import __version__
@@ -57,11 +59,12 @@ class Run:
     for a run that was not trained to its end. peak_bytes: tier -> the most memory taken.
     plan: what it was made by, or None. schedule, timeline: what one training step did, and when
     each action of it ran in the last epoch that was measured (None before any).
+    transport: how its ranks reached each other, in words; empty of one.
     """
 
     def __init__(
         self,
-        held: Resident | Staged,
+        held: Held | Crew,
         graph: Graph,
         options: Options,
         progress: Progress,
@@ -77,6 +80,7 @@ class Run:
         self.peak_bytes = held.peak_bytes
         self.schedule, self.timeline = held.schedule, held.timeline
         self.plan: Plan | None = None
+        self.transport: str = getattr(held, "transport", "")
 
     def __repr__(self) -> str:
         best = self.metrics.get("test") or self.metrics.get("val") or {}
@@ -113,6 +117,7 @@ class Run:
             "finished": self.finished,
             "seconds_per_epoch": self.seconds_per_epoch,
             "peak_bytes": self.peak_bytes,
+            "ranks": 1 if self.plan is None else self.plan.knobs.ranks,
             "predicted": None
             if self.plan is None
             else {
@@ -140,8 +145,8 @@ class Run:
             if split is not None and split not in splits:
                 raise unknown("split", split, dict.fromkeys(known))
             splits = splits if split is None else {split: splits[split]}
-        scoring = _scoring(self.graph, splits, _judged_on(self._resident), options)
-        with on_threads(self._threads):
+        scoring = scoring_of(self.graph, splits, _judged_on(self._resident), options)
+        with on_threads(self._threads, told=not isinstance(self._resident, Crew)):
             out = self._resident.infer()
             scoring.check_output(out, self.graph.num_nodes)
             return scoring.scores(out)
@@ -150,7 +155,7 @@ class Run:
         """The output for every node, in the graph's node order. See ``api.predict``."""
         if kind not in KINDS:
             raise unknown("kind of prediction", kind, KINDS)
-        with on_threads(self._threads):
+        with on_threads(self._threads, told=not isinstance(self._resident, Crew)):
             out = self._resident.infer()
             out = out.float() if out.dtype.itemsize < 4 else out
             if kind != "logits":
@@ -174,6 +179,7 @@ def start(
     options: Options,
     *,
     plan: Plan | None,
+    parts: Parts = None,
     out: str | Path | None,
     progress: bool | Callable[[Record], None],
     overwrite: bool,
@@ -188,7 +194,8 @@ def start(
     spec = model_spec(model, graph, options.features)
     module = model if spec is None else build(spec, options.seed)
     with on_threads(None) as threads:
-        trainer = _trainer(graph, splits, module, options, plan)
+        trainer = _trainer(graph, splits, module, options, plan, parts, spec=spec)
+        threads = getattr(trainer, "threads", threads)  # of each rank
         if out is None:
             return _finish(trainer, graph, options, progress, plan, threads)
         record = {
@@ -224,12 +231,17 @@ def restart(
     epochs: int | None,
     device: str | None,
     progress: bool | Callable[[Record], None],
+    ranks: int | None = None,
+    parts: Parts = None,
+    transport: str | None = None,
 ) -> Run:
     """A run continued: see ``api.resume``."""
     folder, record = RunFolder.open(run_dir)
     options = recorded_options(folder, record["options"], given)
     if device is not None:
         options = replace(options, device=device)
+    if transport is not None:
+        options = replace(options, transport=transport)
     if epochs is not None and epochs != options.epochs:
         if options.scheduler in FIXED_LENGTH:
             raise ConfigError(
@@ -241,23 +253,25 @@ def restart(
     splits = choose_splits(graph, options.split, options.seed)
     plan = recorded_plan(folder, record)
     module = recorded_model(record, model, options)
-    with folder.held(), on_threads(record.get("threads")) as threads:
-        trainer = _trainer(graph, splits, module, options, plan)
+    threads, before = record.get("threads"), ranks_of(plan)
+    changed = parts is not None or ranks not in (None, before)
+    if changed:
+        plan = for_ranks(graph, module, options, ranks or before, like=plan, parts=parts)
+        threads = None
+    elif before > 1 and folder.partition.exists():
+        parts = folder.partition
+    with folder.held(), on_threads(threads if ranks_of(plan) == 1 else None) as here:
+        spec = record["model"]["ready"]
+        trainer = _trainer(graph, splits, module, options, plan, parts, threads=threads, spec=spec)
+        threads = getattr(trainer, "threads", here)
         compare_text(record, trainer.resident.model)
         trainer.keep_in(folder)
         trainer.restore()
-        done = trainer.progress.epoch
-        if options.epochs < done:
-            raise ConfigError(f"the run has done {done} epochs, more than {options.epochs}")
-        if options.epochs != record["options"]["epochs"]:  # a later resume goes on to it, too
+        if changed:
+            folder.replan(plan)
+            record |= {"plan": plan_crc32(plan), "threads": threads}
+        if changed or options.epochs != record["options"]["epochs"]:  # later resumes go on so, too
             folder.rewrite({**record, "options": {**record["options"], "epochs": options.epochs}})
-        if trainer.progress.finished == "epochs" and options.epochs > done:
-            trainer.progress.finished = None
-        elif trainer.progress.finished:
-            way = "a larger total goes on: epochs=N (--epochs)"
-            if trainer.progress.finished == "patience":
-                way = "its patience was at an end"
-            _log.warning("nothing to do: the run is finished, after %d epochs; %s", done, way)
         return _finish(trainer, graph, options, progress, plan, threads)
 
 
@@ -268,6 +282,7 @@ def reopen(
     *,
     given: Mapping[str, Any] | None = None,
     device: str | None,
+    ranks: int | None = None,
 ) -> Run:
     """A run with its best weights, to evaluate and predict with, maybe on another graph."""
     folder, record = RunFolder.open(run_dir)
@@ -298,7 +313,18 @@ def reopen(
     same = plan is not None and (plan.shape.num_nodes, plan.shape.num_edges) == (
         graph.num_nodes, graph.num_edges,
     )  # fmt: skip
-    held = resident(graph, module, options, plan if same else None)
+    by, parts = plan if same else None, None
+    if ranks not in (None, ranks_of(by)):
+        by, threads = for_ranks(graph, module, options, ranks or 1, like=plan), None
+    elif ranks_of(by) > 1 and folder.partition.exists():
+        parts = folder.partition
+    if by is not None and ranks_of(by) > 1:
+        owners = parts_by(by, graph, parts)
+        held = Crew(graph, None, module, options, by, owners, threads=threads, spec=ready)
+        threads = held.threads
+    else:
+        held = resident(graph, module, options, by)
+        threads = threads or torch.get_num_threads()
     compare_text(record, module)
     weights, state = Checkpoints(folder.checkpoints).load_best()
     load_weights(held, weights, str(folder.checkpoints))
@@ -315,34 +341,30 @@ def _trainer(
     model: nn.Module,
     options: Options,
     plan: Plan | None,
-) -> Trainer:
+    parts: Parts = None,
+    *,
+    threads: int | None = None,
+    spec: Mapping[str, Any] | None = None,
+) -> Trainer | Crew:
+    """``threads``: of each rank, where there are several. ``spec``: of a ready model."""
+    if plan is not None and ranks_of(plan) > 1:
+        owners = parts_by(plan, graph, parts)
+        return Crew(graph, splits, model, options, plan, owners, threads=threads, spec=spec)
+    if parts is not None:
+        raise ConfigError("a partition is for several ranks", hint="tiergnn.plan(..., ranks=N)")
     held = resident(graph, model, options, plan)
-    scoring = _scoring(graph, splits, _judged_on(held), options)
+    scoring = scoring_of(graph, splits, _judged_on(held), options)
     scoring.check_output(held.infer(), graph.num_nodes)
     return Trainer(held, scoring, options)
 
 
-def _judged_on(held: Resident | Staged) -> torch.device:
-    """Where outputs are: those of all nodes, when staged, in host memory."""
-    return torch.device("cpu") if isinstance(held, Staged) else held.device
-
-
-def _scoring(
-    graph: Graph, splits: Mapping[str, np.ndarray], device: torch.device, options: Options
-) -> Scoring:
-    return Scoring(
-        graph,
-        splits,
-        device,
-        criterion=options.criterion,
-        class_weight=options.class_weight,
-        metric=options.metric,
-        mode=options.metric_mode,
-    )
+def _judged_on(held: Held | Crew) -> torch.device:
+    """Where outputs are: those of all nodes, when in parts, in host memory."""
+    return held.device if isinstance(held, Resident) else torch.device("cpu")
 
 
 def _finish(
-    trainer: Trainer,
+    trainer: Trainer | Crew,
     graph: Graph,
     options: Options,
     progress: bool | Callable[[Record], None],
@@ -352,8 +374,8 @@ def _finish(
     trainer.fit(progress)
     folder = trainer.folder
     path = None if folder is None else folder.path
-    task = trainer.scoring.task
-    run = Run(trainer.resident, graph, options, trainer.progress, path, task, threads)
+    assert graph.task is not None
+    run = Run(trainer.resident, graph, options, trainer.progress, path, graph.task, threads)
     run.plan = plan
     if folder is not None:
         if run.timeline is not None:

@@ -17,6 +17,7 @@ from tiergnn.errors import ConfigError
 from tiergnn.graph.csr import Graph
 from tiergnn.training.criteria import class_weights, make_criterion
 from tiergnn.training.metrics import MORE, OURS, check_metric, compute, compute_more, metric_mode
+from tiergnn.training.options import Options
 from tiergnn.training.splits import labelled
 
 Mode = Literal["max", "min"]
@@ -188,6 +189,21 @@ class Scoring:
                 f"{num_nodes} nodes of a {self.task} task need [{num_nodes}, {wanted}]",
                 hint=f"out_channels={wanted}",
             )
+
+
+def scoring_of(
+    graph: Graph, splits: Mapping[str, np.ndarray], device: torch.device, options: Options
+) -> Scoring:
+    """As ``options`` have it, of outputs on ``device``."""
+    return Scoring(
+        graph,
+        splits,
+        device,
+        criterion=options.criterion,
+        class_weight=options.class_weight,
+        metric=options.metric,
+        mode=options.metric_mode,
+    )
 
 
 def _judge(graph: Graph, metric: Any, mode: Mode | None) -> tuple[Any, str, Mode]:

@@ -12,14 +12,15 @@ _log = logging.getLogger("tiergnn")
 
 
 @contextmanager
-def on_threads(count: int | None) -> Iterator[int]:
+def on_threads(count: int | None, *, told: bool = True) -> Iterator[int]:
     """Inside, torch computes on ``count`` threads (None: as many as now); outside, as before.
 
     torch's sums and MKL's products are cut into a share a thread, so another number gives other
-    last bits. One warning says when ``count`` is not the number outside.
+    last bits. One warning says when ``count`` is not the number outside, if it is to
+    be ``told``.
     """
     before = torch.get_num_threads()
-    if count is not None and count != before:
+    if told and count is not None and count != before:
         _log.warning(
             "computing on %d threads, as the run was begun, for the same bits; torch had %d here",
             count,

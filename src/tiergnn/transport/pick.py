@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from tiergnn.errors import ConfigError, StoreError, unknown
+from tiergnn.hardware.finding import Finding
 from tiergnn.transport.segment import Segment, map_segment
 
 NAMES = ("virtual", "shared", "gloo", "nccl", "ipc", "symmetric")
@@ -115,6 +116,25 @@ def probe(num_ranks: int, *, one_host: bool = True, on_gpu: bool = False) -> Set
         nccl=available and dist.is_nccl_available(),
         gloo=available and dist.is_gloo_available(),
     )
+
+
+def findings() -> tuple[Finding, ...]:
+    """How ranks of this host would reach each other, for ``doctor``."""
+    import torch
+
+    settings = [("on processors", probe(2))]
+    if torch.cuda.is_available():
+        num_ranks = max(2, torch.cuda.device_count())
+        settings.append(("on GPUs", probe(num_ranks, on_gpu=True)))
+    found = []
+    for name, setting in settings:
+        best = _best(setting)
+        works = [other for other in NAMES[1:] if not _problem(other, setting)]
+        others = ", ".join(other for other in works if other != best.name)
+        value = f"{best.name}: {best.why}" + (f"; also {others}" if others else "")
+        data = (("transport", best.name), ("works", " ".join(works)))
+        found.append(Finding(group="ranks", name=name, value=value, data=data))
+    return tuple(found)
 
 
 def _memory_opens() -> bool:

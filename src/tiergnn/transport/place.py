@@ -87,17 +87,19 @@ def join(place: Place, watch: Watch, store: Any = None) -> Transport:
     return kinds[name](watch, place.rank, **options)
 
 
-def place_of_torchrun(
-    *,
-    transport: str | None = None,
-    on_gpu: bool = False,
-    timeout_s: float = 30.0,
-    debug: bool = False,
-    channels: tuple[str, ...] = CHANNELS,
-) -> tuple[Place, Watch, Any]:
-    """This process's place among those that torchrun started, its watch and the store.
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Processes that torchrun started have met at their store."""
 
-    Rank 0 chooses for all; the ranks find each other by torchrun's rendezvous, on any hosts.
+    store: Any
+    rank: int
+    size: int
+    num_hosts: int
+
+
+def meet_of_torchrun() -> Meeting:
+    """Meet the others by torchrun's rendezvous, on any hosts.
+
     Raises ConfigError where the environment is not torchrun's.
     """
     if not under_torchrun():
@@ -110,16 +112,36 @@ def place_of_torchrun(
     store = dist.PrefixStore("tiergnn", store)  # pyright: ignore[reportPrivateImportUsage]
     store.set(f"host/{rank}", _host())
     hosts = {store.get(f"host/{each}") for each in range(size)}
+    return Meeting(store, rank, size, len(hosts))
+
+
+def place_of_torchrun(
+    meeting: Meeting | None = None,
+    *,
+    transport: str | None = None,
+    on_gpu: bool = False,
+    timeout_s: float = 30.0,
+    debug: bool = False,
+    channels: tuple[str, ...] = CHANNELS,
+) -> tuple[Place, Watch, Any]:
+    """This process's place among those that torchrun started, its watch and the store.
+
+    Rank 0 chooses for all, ``transport`` and ``timeout_s`` as well. Raises ConfigError where the
+    environment is not torchrun's, and where the transport that was asked for cannot work.
+    """
+    meeting = meeting or meet_of_torchrun()
+    store, rank, size = meeting.store, meeting.rank, meeting.size
     board: Board | None = None
     if rank == 0:
-        choice = pick(probe(size, one_host=len(hosts) == 1, on_gpu=on_gpu), transport)
+        one_host = meeting.num_hosts == 1
+        choice = pick(probe(size, one_host=one_host, on_gpu=on_gpu), transport)
         address = ""
-        if len(hosts) == 1 and probe(size).shared_memory:
+        if one_host and probe(size).shared_memory:
             segment = Segment(board_bytes(size, len(channels)))
             board, address = Board.on(segment, size, channels), segment.address
-        store.set("choice", f"{choice.name}\n{choice.why}\n{address}")
-    name, why, address = store.get("choice").decode().split("\n")
-    choice = Choice(name, why)
+        store.set("choice", f"{choice.name}\n{choice.why}\n{address}\n{timeout_s}")
+    name, why, address, seconds = store.get("choice").decode().split("\n")
+    choice, timeout_s = Choice(name, why), float(seconds)
     place = Place(
         rank=rank,
         size=size,
