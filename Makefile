@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 CODE = src tests benchmarks examples
 
-.PHONY: demo test lint slow gpu clean
+.PHONY: demo test lint slow gpu bench-gpu clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,11 @@ slow: $(STAMP)
 # Runs from the source tree with whatever python holds torch and triton: nothing is installed.
 gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests -m "gpu"
+
+# Some 20 minutes; `HALF=1` and `HALF=2` are at most ten each.
+HALF ?= 1 2
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu_all.py --half $(HALF)
 
 clean:
 	rm -rf $(VENV) build dist

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,8 @@ def errors(
     return found
 
 
-def measure(graph: str, block: Block, loads: list[int], repeats: int) -> list[dict[str, Any]]:
-    rows = []
+def measure(graph: str, block: Block, loads: list[int], repeats: int) -> Iterator[dict[str, Any]]:
+    """A row for every cell, as soon as it is measured."""
     for kind, op in (("gat", gat_attention), ("gatv2", gatv2_attention)):
         for heads, width in SHAPES:
             given = inputs(kind, block, heads, width)
@@ -114,9 +114,8 @@ def measure(graph: str, block: Block, loads: list[int], repeats: int) -> list[di
                     "loads": depth,
                 }
                 row["errors"] = errors(kind, op, block, given)
-                rows.append(row)
                 if not max(row["errors"].values()) <= TOLERANCE:
-                    row["wrong"] = True
+                    yield row | {"wrong": True}
                     continue
                 leaves = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
                 torch.cuda.reset_peak_memory_stats()
@@ -136,9 +135,9 @@ def measure(graph: str, block: Block, loads: list[int], repeats: int) -> list[di
                     row[f"{side}_GBps"] = gathered * passes / row[f"{side}_ms"]
                 del out, weight, asked, leaves
                 print(text(row), flush=True)
+                yield row
             del given
             torch.cuda.empty_cache()
-    return rows
 
 
 def text(row: dict[str, Any]) -> str:
@@ -161,11 +160,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     record: dict[str, Any] = {**provenance(), "gpu": torch.cuda.get_device_name(), "rows": []}
+    args.out.mkdir(parents=True, exist_ok=True)
     for name in args.graphs:
         block = GRAPHS[name]("cuda", shrink=args.shrink)
-        record["rows"] += measure(name, block, args.loads, args.repeats)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "attention_gpu.json").write_text(json.dumps(record, indent=1) + "\n")
+        for row in measure(name, block, args.loads, args.repeats):
+            record["rows"].append(row)
+            (args.out / "attention_gpu.json").write_text(json.dumps(record, indent=1) + "\n")
     wrong = [text(row) for row in record["rows"] if "wrong" in row]
     print("\n".join(wrong) if wrong else "every case was right")
 
