@@ -268,7 +268,7 @@ class Block:
 
     def to(self, device: torch.device | str) -> Block:
         """This block with its tensors on ``device``; itself when they are there already."""
-        if torch.device(device) == self.device:
+        if torch.empty(0, device=device).device == self.device:  # "cuda" is some cuda:N
             return self
         moved = {
             f.name: value.to(device)
