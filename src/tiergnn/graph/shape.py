@@ -173,15 +173,25 @@ class PartShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A graph in parts; ``exact`` when counted from a partition, else expected of a random one."""
+    """A graph in parts; ``exact`` when counted from a partition, else expected of a random one.
+
+    ``leaving`` are the parts of the graph with its edges turned round: of the edges that leave a
+    part's rows, and what those reach. None: as ``parts``, which an undirected graph's are.
+    """
 
     method: str
     parts: tuple[PartShape, ...]
     exact: bool
+    leaving: tuple[PartShape, ...] | None = None
 
     @property
     def num_parts(self) -> int:
         return len(self.parts)
+
+    def part(self, number: int, *, leaving: bool) -> PartShape:
+        """A part by its in-edges, or by the edges that leave its rows."""
+        parts = self.leaving if leaving and self.leaving is not None else self.parts
+        return parts[number]
 
 
 def shape_of(graph: Graph, split: str | np.ndarray = "train", *, name: str = "") -> GraphShape:

@@ -67,6 +67,14 @@ class Code:
         return any(n.op == "placeholder" and n.target == "key" for n in self._inputs)
 
     @property
+    def plain_sum(self) -> bool:
+        """Whether it adds up gathered rows by numbers of edges that are given: it reads neither own
+        rows nor parameters, and has one weight an edge, if any, for all columns."""
+        weight = None if self.bound is None else self.bound.kwargs["weight"]
+        wide = isinstance(weight, Node) and fact(weight).value.dim() != 1
+        return not (wide or self.learned or self.reads)
+
+    @property
     def learned(self) -> bool:
         """Whether it reads parameters."""
         return any(n.op in ("get_attr", "call_module") for n in self.nodes)

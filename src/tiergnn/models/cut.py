@@ -229,16 +229,17 @@ class _Cut:
         )
         if not graph:
             return stage
-        halves, adjoint = halves_of(code, index), adjoint_of(code, index)
+        halves = halves_of(code, index)
         self.between |= {name: rows_of(name, node) for name, node in halves[0].writes.items()}
-        sums = sums_of(code, index)
+        sums, adjoint = sums_of(code, index), adjoint_of(code, index)
+        divisible = bool(sums) and sums[0].plain_sum and adjoint is not None
         return replace(
             stage,
             halves=self._divided(stage, halves),
             sums=self._divided(stage, sums),
             columns=self._divided(stage, columns_of(code, index)),
-            adjoint=None if adjoint is None else replace(stage, **self._fields(adjoint)),
-            divisible=adjoint is not None,
+            adjoint=replace(stage, **self._fields(adjoint)) if adjoint and divisible else None,
+            divisible=divisible,
         )
 
     def _fields(self, code: Code) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tiergnn.memory.pinning import process_pinning
 from tiergnn.memory.scratch import Scratch
 from tiergnn.memory.store import RowStore
 from tiergnn.models.stages import Rows
+from tiergnn.runtime.shared_rows import SharedRows
 from tiergnn.schedule.actions import Buffer, Op
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
@@ -40,6 +41,7 @@ class Buffers:
 
     ``rows`` are the tensors of the program; ``storage`` the dtype of their rows off the device
     (None: as computed), ``inputs`` that of the graph's own. ``capacities`` bounds tiers in bytes.
+    ``shared`` has the rows that other ranks read, and theirs that this one reads.
     """
 
     def __init__(
@@ -54,10 +56,11 @@ class Buffers:
         inputs: Mapping[str, torch.dtype],
         capacities: Mapping[str, int],
         scratch: Scratch | None,
+        shared: SharedRows | None = None,
     ):
         self._schedule, self._parts, self._rows, self._rank = schedule, parts, rows, rank
         self.device, self._storage, self._inputs = device, storage, dict(inputs)
-        self._capacities, self._scratch = dict(capacities), scratch
+        self._capacities, self._scratch, self._shared = dict(capacities), scratch, shared
         self._lock = threading.Lock()
         self._given: dict[str, Any] = {}
         self._values: dict[str, Any] = {}
@@ -109,7 +112,18 @@ class Buffers:
 
     def give(self, name: str, value: Any) -> None:
         """The content of a buffer that is there before the first action of every step."""
+        if self._shares(name):
+            value = self._of_shared(name).copy_(value)
         self._given[name] = value
+
+    def _shares(self, name: str) -> bool:
+        return self._shared is not None and name in self._shared
+
+    def _of_shared(self, name: str) -> Tensor:
+        """Rows that several ranks see, where they lie."""
+        assert self._shared is not None
+        buffer = self._of[name]
+        return self._shared.rows(name, self._shape(buffer), self._dtype(buffer))
 
     def holds(self, name: str) -> Any:
         return self._of[name].holds
@@ -162,6 +176,8 @@ class Buffers:
 
     def get(self, name: str) -> Any:
         """What a buffer holds: rows as a tensor or, on the disk, a table of them."""
+        if self._of[name].rank != self._rank:
+            return self._of_shared(name)
         value = self._values[name] if name in self._values else self._given[name]
         if isinstance(value, Tensor) and value.device.type == "cuda":
             value.record_stream(torch.cuda.current_stream(value.device))
@@ -182,6 +198,9 @@ class Buffers:
                     culprit=str(buffer),
                     hint="a plan of this graph and this model",
                 )
+            if self._shares(name):
+                room = self._of_shared(name)
+                value = room if value.data_ptr() == room.data_ptr() else room.copy_(value)
         self._values[name] = value
 
     def take(self, name: str) -> Any:
@@ -194,10 +213,12 @@ class Buffers:
             return self.get(name)
         buffer = self._of[name]
         shape, dtype = self._shape(buffer), self._dtype(buffer)
-        if buffer.tier == "disk":
+        if self._shares(name):
+            made: Any = self._of_shared(name)
+        elif buffer.tier == "disk":
             assert self._scratch is not None
             width = shape[1:].numel()
-            made: Any = self._scratch.table(name, shape[0], width, dtype)
+            made = self._scratch.table(name, shape[0], width, dtype)
         elif buffer.tier == "host" and self._arena is not None and not buffer.lasting:
             made = self._arena.rows(name, shape[0], shape[1:].numel(), dtype).view(shape)
         else:

@@ -38,11 +38,12 @@ class OwnPart:
         device: torch.device,
     ):
         self.rank, self.device = transport.rank, device
+        self.rows_of: list[int] = partition.num_nodes.tolist()  # of all ranks
         own = partition.own(self.rank)
         self.gid = torch.from_numpy(own.astype(np.int64))
-        rowptr, eid = _edges_of(graph.rowptr, own)
+        rowptr, eid = edges_of(graph.rowptr, own)
         self.eid = torch.from_numpy(eid)
-        col = np.asarray(graph.col[_as_slice(eid)])
+        col = np.asarray(graph.col[as_slice(eid)])
         start = partition.part_ptr[self.rank]
         outside = partition.part_of[col] != self.rank
         place = np.unique(partition.position[col[outside]])  # by owner, then by gid
@@ -57,6 +58,7 @@ class OwnPart:
         sent = transport.exchange(rows, self.reads_of, tag="rows that are read")
         asked = transport.gather(self.reads_of, tag="rows that are read")
         self.sent_to: list[int] = [each[self.rank] for each in asked]
+        self.reads: list[list[int]] = asked  # reader -> owner -> rows
         self.sent_rows = sent.to(device)
         src_gid = np.concatenate([own, halo]).astype(np.int64)
         dtype = np.int32 if src_gid.size < 2**31 else np.int64
@@ -89,24 +91,21 @@ class OwnPart:
         )
 
     def count(self, content: Content, of: str) -> int:
-        """Rows of what a buffer holds; ``of`` "nodes" or "edges"."""
+        """Rows of what a buffer holds, of this part or another; ``of`` "nodes" or "edges"."""
         if of == "edges":
             return self.block.num_edges
         if content.what in _OF_SOURCES:
-            return self.block.num_src
+            return self.rows_of[content.part] + sum(self.reads[content.part])
+        if content.what in (What.ROWS, What.SUM_GRAD):
+            return self.rows_of[content.part]
         if content.what in _OF_HALO:
             return self.block.num_src - self.block.num_dst
         if content.what is What.RETURNED:
             return len(self.sent_rows)
         return self.block.num_dst
 
-    def take(self, rows: np.ndarray, of: str) -> np.ndarray:
-        """Own rows of the graph's, of nodes or of edges: copies of those alone."""
-        where = self.eid if of == "edges" else self.gid
-        return np.array(rows[_as_slice(where.numpy())])
 
-
-def _edges_of(rowptr: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def edges_of(rowptr: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Row pointers int64 [P+1] of own rows, and their edges' places in the graph int64 [E]."""
     starts = np.asarray(rowptr[own], np.int64)
     degree = np.asarray(rowptr[own + 1], np.int64) - starts
@@ -114,7 +113,7 @@ def _edges_of(rowptr: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return ptr, np.arange(ptr[-1], dtype=np.int64) + np.repeat(starts - ptr[:-1], degree)
 
 
-def _as_slice(index: np.ndarray) -> np.ndarray | slice:
+def as_slice(index: np.ndarray) -> np.ndarray | slice:
     """Ascending, distinct numbers as the slice that they are, if so."""
     if not index.size:
         return slice(0, 0)

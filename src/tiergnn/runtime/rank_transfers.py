@@ -69,8 +69,51 @@ class RankTransfers:
                 room[: part.num_rows] = own
                 room = room[part.num_rows :]
             return self._bring(action, holds.of, own, room)
+        if holds.what is What.COLUMNS:
+            return self._to_columns(action, holds.of, name)
+        if holds.what in (What.SUM, What.SHARE):
+            return self._to_rows(action, holds.of, name)
         assert holds.what is What.RETURNED, str(holds)
         return self._return(action, holds.of, name)
+
+    def _cuts(self, width: int) -> list[int]:
+        """Columns of each rank."""
+        size = self._transport.size
+        return [width // size + (rank < width % size) for rank in range(size)]
+
+    def _to_columns(self, action: Action, of: str, name: str) -> int:
+        """Own rows, cut into columns, to the ranks of those; own columns of all rows [V, W]."""
+        rows = self._source(action, of, What.ROWS, What.SUM_GRAD).detach()
+        flat, part = rows.reshape(len(rows), rows.shape[1:].numel()), self._part
+        cuts = self._cuts(flat.shape[1])
+        give = [len(flat) * width for width in cuts]
+        take = [count * cuts[part.rank] for count in part.rows_of]
+        sent = self._room((sum(give),), self._sent_dtype(of), rows.device)
+        for piece, columns in zip(sent.split(give), flat.split(cuts, dim=1), strict=True):
+            encode(columns, piece.view(columns.shape), of)
+        got = self._swap_new(action, sent, give, take).to(rows.dtype)
+        self._buffers.put(name, got.view(sum(part.rows_of), cuts[part.rank]))
+        return (sum(give) - give[part.rank]) * sent.element_size()
+
+    def _to_rows(self, action: Action, of: str, name: str) -> int:
+        """Own columns of all rows [V, W] to the rows' owners; own rows of all columns."""
+        columns, part = self._source(action, of, What.COLUMNS), self._part
+        room: Any = self._buffers.room(name)
+        flat = room.view(len(room), room.shape[1:].numel())
+        cuts = self._cuts(flat.shape[1])
+        give = [count * cuts[part.rank] for count in part.rows_of]
+        take = [len(flat) * width for width in cuts]
+        sent = columns.detach().reshape(-1)
+        if self._sent_dtype(of) != sent.dtype:
+            sent = self._room(tuple(sent.shape), self._sent_dtype(of), sent.device)
+            encode(columns.reshape(-1), sent, of)
+        got = self._swap_new(action, sent, give, take).split(take)
+        for piece, there in zip(got, flat.split(cuts, dim=1), strict=True):
+            convert(piece.view(there.shape), there)
+        return (sum(give) - give[part.rank]) * sent.element_size()
+
+    def _swap_new(self, action: Action, rows: Tensor, give: list[int], take: list[int]) -> Tensor:
+        return self._transport.exchange(rows, give, take, channel=_CHANNEL, tag=_tag(action))
 
     def _source(self, action: Action, of: str, *kinds: What) -> Tensor:
         """Rows of a tensor that an action reads; of gradients of sources, those of others' rows."""
@@ -165,7 +208,20 @@ class RankTransfers:
     # Within the rank
 
     def copy(self, action: Action) -> int:
-        raise NotImplementedError(str(action))
+        """Rows of all owners, where they lie, to the sources of this part."""
+        (target,) = action.writes
+        holds, part = self._buffers.holds(target), self._part
+        assert holds.what is What.SOURCES, str(action)
+        room: Any = self._buffers.room(target)
+        wanted = part.halo_rows.split(part.reads_of)
+        places = room[part.num_rows :].split(part.reads_of)
+        for name in action.reads:
+            owner, rows = self._buffers.holds(name).part, self._buffers.get(name)
+            if owner == part.rank:
+                room[: part.num_rows] = rows
+            elif len(places[owner]):
+                torch.index_select(rows, 0, wanted[owner], out=places[owner])
+        return len(part.halo_rows) * rows_bytes(room)
 
     def zero(self, action: Action) -> None:
         """Gradients of parameters are not ours to clear: they add to what the caller left."""
@@ -177,8 +233,9 @@ class RankTransfers:
                 room: Any = self._buffers.room(name)
                 room.zero_()
 
-    def accumulate(self, action: Action) -> None:
-        """Add what was given to a gradient, in the order in which it stands."""
+    def accumulate(self, action: Action) -> int:
+        """Add what was given to a gradient, in the order in which it stands; gives the bytes that
+        are read of other ranks."""
         target = action.writes[0]
         total = self._buffers.get(target)
         kinds = {h.what: n for n in action.reads if (h := self._buffers.holds(n)) is not None}
@@ -188,25 +245,35 @@ class RankTransfers:
             )
             if grad is not None:
                 total.add_(moments_grad(rows, values, grad))
-            return
+            return 0
+        read = 0
         for name in action.reads:
             if name != target:
-                self._add(self._buffers.holds(name), self._buffers.get(name), total)
+                read += self._add(self._buffers.holds(name), self._buffers.get(name), total)
+        return read
 
-    def _add(self, holds: Content, values: Tensor, total: Tensor) -> None:
+    def _add(self, holds: Content, values: Tensor, total: Tensor) -> int:
+        part, reader = self._part, holds.part
+        if holds.what is What.SOURCES_GRAD and reader != part.rank:
+            start = part.rows_of[reader] + sum(part.reads[reader][: part.rank])
+            given = values[start : start + part.sent_to[reader]]
+            _add_rows(total, part.sent_rows.split(part.sent_to)[reader], given)
+            return len(given) * rows_bytes(given)
         if holds.what is What.RETURNED:
             sent = self._part.sent_rows.split(self._part.sent_to)
             for rows, given in zip(sent, values.split(self._part.sent_to), strict=True):
                 _add_rows(total, rows, given)
         else:  # own rows come first among sources
             total += values[: len(total)]
+        return 0
 
 
 def _add_rows(total: Tensor, rows: Tensor, given: Tensor) -> None:
     """total[rows] += given, for distinct, ascending rows."""
     if not given.numel():
         return
-    flat, values = total.view(len(total), -1), given.reshape(len(given), -1)
+    width = total.shape[1:].numel()
+    flat, values = total.view(len(total), width), given.reshape(len(given), width)
     if total.device.type == "cpu" and total.dtype in (torch.float32, torch.float64):
         add_rows(flat, rows, values, torch.arange(len(values)))
     else:

@@ -17,17 +17,19 @@ from torch import Tensor
 from tiergnn.kernels.dropout import Key
 from tiergnn.kernels.table import RowTable
 from tiergnn.models.passes import Kept, cut, run_backward, run_forward, starts
+from tiergnn.models.stages import Stage
 from tiergnn.models.trace import Program
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.own_part import OwnPart
-from tiergnn.runtime.source_classes import SourceClasses
+from tiergnn.runtime.source_classes import SourceClass, SourceClasses
 from tiergnn.runtime.visits import Share
 from tiergnn.schedule.actions import Action, Op
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
+from tiergnn.transport.transport import rows_bytes
 
 _GRADS = (What.GRAD, What.SOURCES_GRAD, What.SUM_GRAD)
-_TABLES = (What.ROWS, What.HALO)
+_TABLES = (What.ROWS, What.HALO, What.COLUMNS, What.SUM_GRAD)
 
 
 class RankVisits:
@@ -40,9 +42,10 @@ class RankVisits:
         buffers: Buffers,
         part: OwnPart,
         classes: SourceClasses,
+        out: SourceClasses | None,
     ):
         self._stages = {stage.index: stage for stage in program.stages}
-        self._buffers, self._part, self._classes = buffers, part, classes
+        self._buffers, self._part, self._classes, self._out = buffers, part, classes, out
         self._makers = {
             f"s{stage.index}": stage.statistic.name
             for stage in program.stages
@@ -51,7 +54,7 @@ class RankVisits:
         self._graded: dict[int, set[tuple[What, str]]] = {}  # stage -> what its backward makes
         self._passed: set[tuple[int, int]] = set()  # (stage, class) with a backward
         for action in schedule.actions:
-            if action.op is not Op.BACKWARD or action.part != part.rank:
+            if action.op is not Op.BACKWARD or action.rank != part.rank:
                 continue
             if action.slice >= 0:
                 self._passed.add((action.stage, action.slice))
@@ -86,30 +89,38 @@ class RankVisits:
 
     # Forward
 
-    def aggregate(self, action: Action) -> None:
-        """The sums over one class of sources."""
-        stage = self._stages[action.stage].sums[0]
-        (name,) = stage.gathers
-        chosen = self._classes[action.slice]
-        tables: dict[str, Tensor] = {}  # own rows first, then those of the class
-        for what in _TABLES:
-            for of, rows in self._held(action, what).items():
-                if of == name:
-                    tables[str(what)] = rows
-        kept = Kept()
-        graded = (action.stage, action.slice) in self._passed
-        last = list(tables)[-1]
+    def aggregate(self, action: Action) -> int:
+        """The sums over one class of sources; gives the bytes read of other ranks."""
+        stage, kept = self._stages[action.stage].sums[0], Kept()
+        tables = self._tables(action)
+        graded = self._out is None and (action.stage, action.slice) in self._passed
         if graded:
-            tables[last] = tables[last].detach().requires_grad_()
-            tables |= starts({last: tables[last]}, kept.found)
-        rows: Any = list(tables.values())
+            last = {"last": tables[-1].detach().requires_grad_()}
+            tables[-1] = starts(last, kept.found)["last"]
         with torch.set_grad_enabled(graded):
-            given: Any = {name: rows[0] if len(rows) == 1 else RowTable(rows)}
-            (made,) = stage.run(chosen.block, self._key, given, chosen.edges).values()
+            made = self._sums(stage, self._classes[action.slice], tables)
         if graded:
             made = cut(stage.writes[0], made, kept)
             self._kept[action.stage, action.slice] = kept
         self._buffers.put(action.writes[0], made.detach())
+        return self._read_of_others(action, self._classes[action.slice], tables[0])
+
+    def _tables(self, action: Action) -> list[Tensor]:
+        """The rows that an action gathers, table by table: own ones, then those of the class."""
+        (name,) = self._stages[action.stage].gathers
+        found = self._contents(action.reads)
+        return [self._buffers.get(n) for n, c in found if c.what in _TABLES and c.of == name]
+
+    def _sums(self, stage: Stage, chosen: SourceClass, tables: list[Tensor]) -> Tensor:
+        rows = tables[0] if len(tables) == 1 else RowTable(tables)
+        given: Any = {stage.gathers[0]: rows}
+        (made,) = stage.run(chosen.block, self._key, given, chosen.edges).values()
+        return made
+
+    def _read_of_others(self, action: Action, chosen: SourceClass, rows: Tensor) -> int:
+        """A row is read in place for every edge."""
+        others = any(c.part != self._part.rank for _, c in self._contents(action.reads))
+        return chosen.block.num_edges * rows_bytes(rows) if others else 0
 
     def update(self, action: Action) -> None:
         """The row-local rest of a stage, from the sums of all classes."""
@@ -118,12 +129,12 @@ class RankVisits:
     def forward(self, action: Action) -> None:
         self._run(action)
 
-    def recompute(self, action: Action) -> None:
+    def recompute(self, action: Action) -> int:
         """A forward again, by the same key."""
         if action.slice >= 0:
-            self.aggregate(action)
-        else:
-            self._run(action)
+            return self.aggregate(action)
+        self._run(action)
+        return 0
 
     def _run(self, action: Action) -> None:
         """A stage, or its second half; it keeps what its backward needs where it writes that."""
@@ -166,10 +177,14 @@ class RankVisits:
 
     # Backward
 
-    def backward(self, action: Action) -> None:
+    def backward(self, action: Action) -> int:
+        """Gives the bytes read of other ranks."""
         if action.slice >= 0:
-            self._class_backward(action)
-            return
+            return self._class_backward(action)
+        self._stage_backward(action)
+        return 0
+
+    def _stage_backward(self, action: Action) -> None:
         stage = self._stages[action.stage]
         kept: Kept | None = None
         grads: dict[str, Tensor] = {}
@@ -216,19 +231,28 @@ class RankVisits:
         if own is not None:
             room[: len(own)] += own
 
-    def _class_backward(self, action: Action) -> None:
-        """What one class of sources gets of the gradient of the sums."""
-        (grad,) = self._held(action, What.SUM_GRAD).values()
+    def _class_backward(self, action: Action) -> int:
+        """What one class of edges gives: to the gradients of its sources, by those of sums, or to
+        the gradients of own rows, over the edges that leave them."""
+        if self._out is not None:
+            tables, chosen = self._tables(action), self._out[action.slice]
+            with torch.no_grad():
+                made = self._sums(self._stages[action.stage].sums[0], chosen, tables)
+            self._buffers.put(action.writes[0], made)
+            return self._read_of_others(action, chosen, tables[0])
+        held = self._held(action, What.SUM_GRAD) | self._held(action, What.COLUMNS)
+        (grad,) = held.values()
         kept = self._kept.pop((action.stage, action.slice), None)
         target = action.writes[0]
         found: Tensor | None = None
         if kept is not None:
             found = next(iter(run_backward(kept, dict.fromkeys(kept.ends, grad)).values()), None)
-        if found is None:
+        if found is None:  # nothing was gathered: a part that reads nothing of others
             room: Any = self._buffers.room(target)
             room.zero_()
         else:
             self._buffers.put(target, found)
+        return 0
 
     # Moments and the loss
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tiergnn import frozen
 from tiergnn.errors import ConfigError, PlanError, RankError
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.partition import METHODS, Partition, partition
 from tiergnn.graph.shape import Layout, PartShape
-from tiergnn.graph.table import Table
+from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import step_key
 from tiergnn.models.meter import meter
 from tiergnn.models.trace import Program, trace
@@ -33,11 +33,19 @@ from tiergnn.planner.strategies.known import KNOBS, RANKED, STRATEGIES
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.memory import out_of_memory
+from tiergnn.runtime.own_inputs import OwnInputs, examples
 from tiergnn.runtime.own_part import OwnPart
 from tiergnn.runtime.rank_transfers import RankTransfers
 from tiergnn.runtime.rank_visits import RankVisits
-from tiergnn.runtime.rows import Rows
-from tiergnn.runtime.source_classes import own_and_halo
+from tiergnn.runtime.shared_rows import SharedRows, read_by_others
+from tiergnn.runtime.source_classes import (
+    SourceClass,
+    SourceClasses,
+    in_place,
+    leaving_shape,
+    own_and_halo,
+    whole_graph,
+)
 from tiergnn.runtime.staged_walk import StagedWalk, Stopped
 from tiergnn.runtime.visits import Share
 from tiergnn.schedule.actions import Action, Op
@@ -95,7 +103,7 @@ class Ranked:
         if parts is None:
             method = plan.layout.method if plan.layout.method in METHODS else "block"
             parts = partition(graph, plan.knobs.ranks, method)
-        inputs = _examples(graph, self.device, dtype)
+        inputs = examples(graph, self.device, dtype)
         with _TRACING:
             self.programs: dict[bool, Program] = {
                 training: trace(self.model, inputs, training=training) for training in (True, False)
@@ -107,13 +115,17 @@ class Ranked:
             self.part = OwnPart(
                 graph, parts, transport, edge_ids=_edge_ids(plan, works), device=self.device
             )
-            self._inputs = self._load(dtype, normalize_rows)
-            edges = {name: rows for name, rows in self._inputs.items() if name != "x"}
-            self._classes = own_and_halo(self.part.block, edges)
-        layout = self._layout(np.asarray(labelled), parts.method)
+            self._inputs = OwnInputs(
+                graph, self.part, self.device, dtype, normalize_rows=normalize_rows
+            )
+            reading = bool(read_by_others(plan.schedule))
+            self._ways = self._in_place(parts, transport) if reading else None
+        layout = self._layout(np.asarray(labelled), parts)
         arguments = (plan.shape, layout, plan.machine)
         self.schedule = STRATEGIES[plan.strategy](works[True], *arguments, plan.knobs)
         self.evaluation = RANKED[plan.strategy](works[False], *arguments, plan.knobs)
+        with out_of_memory(self.device, "loading the graph"):
+            self._classes, self._out = self._cut(parts)
         self._action = ""
         self._stopped: Callable[[], bool] = lambda: False
         self._walks = {
@@ -127,39 +139,52 @@ class Ranked:
         """int64 [P]: the nodes of this rank's part, ascending."""
         return self.part.gid
 
-    def _load(self, dtype: torch.dtype, normalize: bool) -> dict[str, Tensor]:
-        """This rank's rows of the inputs, as the model reads them."""
-        graph, part, found = self._graph, self.part, {}
-        assert graph.x is not None
-        for name, table, of in (("x", graph.x, "nodes"), ("edge_attr", graph.edge_attr, "edges")):
-            if table is not None:
-                own = replace(table, data=part.take(table.data, of))
-                rows = Rows(own, self.device, dtype, normalize=normalize and name == "x")
-                found[name] = rows.values()
-        if graph.edge_weight is not None:
-            weight = torch.from_numpy(part.take(graph.edge_weight, "edges"))
-            found["edge_weight"] = weight.to(self.device, dtype)
-        return found
-
-    def _layout(self, labelled: np.ndarray, method: str) -> Layout:
-        """Of all parts: each rank counts its own and says so."""
-        own = self.part.shape(labelled)
-        said = self._transport.gather(
-            [own.rows, own.edges, own.local_edges, own.labelled, own.halo_of, own.served],
-            tag="counts of parts",
+    def _cut(self, parts: Partition) -> tuple[SourceClasses, SourceClasses | None]:
+        """The edges as aggregations go over them: by sources, or all where columns are cut; and
+        those that leave own rows, where backward goes over them."""
+        columns = any(
+            b.holds is not None and b.holds.what is What.COLUMNS for b in self.schedule.buffers
         )
-        shapes = [
-            PartShape(
-                rows=rows,
-                edges=edges,
-                local_edges=local_edges,
-                labelled=labels,
-                halo_of=tuple(halo_of),
-                served=tuple((n, m) for n, m in served),
+        if self._ways is not None:
+            into, out = (
+                {number: self._class(block) for number, block in way.items()} for way in self._ways
             )
-            for rows, edges, local_edges, labels, halo_of, served in said
-        ]
-        return Layout(method=method, exact=True, parts=tuple(shapes))
+            return into, out
+        if not columns:
+            return own_and_halo(self.part.block, self._inputs.edges), None
+        block = whole_graph(self._graph, parts, self.rank, self.device)
+        assert block.eid is not None
+        return {self.rank: self._class(block)}, None
+
+    def _class(self, block: Block) -> SourceClass:
+        """A block with the inputs of its edges."""
+        assert block.eid is not None
+        return SourceClass(block, self._inputs.of_edges(block.eid.cpu().numpy()))
+
+    def _layout(self, labelled: np.ndarray, parts: Partition) -> Layout:
+        """Of all parts: each rank counts its own and says so."""
+        shapes = self._counts(self.part.shape(labelled))
+        leaving = None
+        if self._ways is not None:
+            leaving = self._counts(leaving_shape(self._ways[1], parts, self.rank))
+        return Layout(method=parts.method, exact=True, parts=shapes, leaving=leaving)
+
+    def _counts(self, own: PartShape) -> tuple[PartShape, ...]:
+        said = self._transport.gather(frozen.encode(own), tag="counts of parts")
+        return tuple(frozen.decode(PartShape, each) for each in said)
+
+    def _in_place(
+        self, parts: Partition, transport: Transport
+    ) -> tuple[dict[int, Block], dict[int, Block]]:
+        """Own edges, and those that leave own rows, by where rows lie that are read there."""
+        if not transport.reads_in_place:
+            raise PlanError(
+                f"{self.plan.strategy} reads rows of other ranks in place, which the transport "
+                f"{transport.name} cannot",
+                hint="the strategy halo or nfp, or ranks of one host with transport shared",
+            )
+        given = self._graph, parts, self.rank, self.device
+        return in_place(*given, out=False), in_place(*given, out=True)
 
     def _walk(self, training: bool, schedule: Schedule) -> StagedWalk:
         check(schedule, self.plan.machine)
@@ -173,18 +198,19 @@ class Ranked:
             rank=self.rank,
             device=self.device,
             storage=storage,
-            inputs={name: rows.dtype for name, rows in self._inputs.items()},
+            inputs={name: rows.dtype for name, rows in self._inputs.rows.items()},
             capacities={tier: machine.tier(tier).available_bytes for tier in ("device", "host")},
             scratch=None,
+            shared=self._share(training, schedule),
         )
         for buffer in schedule.buffers:
             ours, holds = buffer.given and buffer.rank == self.rank, buffer.holds
             if ours and holds is not None and holds.what is What.ROWS:
-                buffers.give(buffer.name, self._inputs[holds.of])
+                buffers.give(buffer.name, self._inputs.rows[holds.of])
         transfers = RankTransfers(
             program, buffers, self.part, self._transport, model=self.model, storage=storage
         )
-        visits = RankVisits(program, schedule, buffers, self.part, self._classes)
+        visits = RankVisits(program, schedule, buffers, self.part, self._classes, self._out)
         more = {
             Op.AGGREGATE: visits.aggregate,
             Op.UPDATE: visits.update,
@@ -195,6 +221,12 @@ class Ranked:
         return StagedWalk(
             schedule, buffers, transfers, visits, rank=self.rank, more=more, watch=self
         )
+
+    def _share(self, training: bool, schedule: Schedule) -> SharedRows | None:
+        if not read_by_others(schedule):
+            return None
+        name = "training" if training else "evaluation"
+        return SharedRows(schedule, self._transport, name, device=self.device)
 
     def at(self, action: Action) -> None:
         """An action is about to be done: others name it where this rank fails there."""
@@ -302,24 +334,9 @@ class Ranked:
     def not_finite(self) -> str | None:
         """The first NaN or infinity in what the model reads of the graph, in words, or None; alike
         on all ranks, the lowest rank's where several have some."""
-        said = self._transport.gather(self._own_not_finite(), tag="what is not finite")
+        own = self._inputs.not_finite(self.programs[True].needs)
+        said = self._transport.gather(own, tag="what is not finite")
         return next((text for text in said if text is not None), None)
-
-    def _own_not_finite(self) -> str | None:
-        for name in self.programs[True].needs:
-            rows = self._inputs[name]
-            bad = torch.nonzero(~torch.isfinite(rows.reshape(len(rows), -1)))
-            if len(bad):
-                row, column = bad[0].tolist()
-                value = float(rows.reshape(len(rows), -1)[row, column])
-                if name == "x":
-                    where = gid = int(self.rows[row])
-                    return f"{name}[{gid}, {column}], of node {where}, is {value}"
-                edge = int(self.part.eid[row])
-                end = int(np.searchsorted(self._graph.rowptr, edge, side="right")) - 1
-                place = f"{edge}" if name == "edge_weight" else f"{edge}, {column}"
-                return f"{name}[{place}], of edge {int(self._graph.col[edge])} -> {end}, is {value}"
-        return None
 
     def close(self) -> None:
         """Give memory back. The transport is its owner's to close."""
@@ -356,16 +373,3 @@ def _edge_ids(plan: Plan, works: dict[bool, Workload]) -> bool:
         for work in works.values()
     ]  # fmt: skip
     return any(draft.edge_ids for draft in drafts)
-
-
-def _examples(graph: Graph, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Some rows of each input, as the model reads them."""
-    found: dict[str, Tensor] = {}
-    tables: dict[str, Table | None] = {"x": graph.x, "edge_attr": graph.edge_attr}
-    for name, table in tables.items():
-        if table is not None:
-            some = replace(table, data=np.array(table.data[:_EXAMPLES]))
-            found[name] = Rows(some, device, dtype).values()
-    if graph.edge_weight is not None:
-        found["edge_weight"] = torch.from_numpy(np.array(graph.edge_weight[:_EXAMPLES]))
-    return {name: rows.to(device, dtype) for name, rows in found.items()}

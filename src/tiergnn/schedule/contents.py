@@ -18,9 +18,10 @@ class What(StrEnum):
     out-edges. SUM is what an aggregation over all or a class of a part's edges leaves, of rows of a
     tensor, and SUM_GRAD the gradient of all. HALO are rows of others that a part reads, HALO_GRAD
     their gradient, RETURNED what readers gave back to a part, by reader; SHARE is what a class of
-    edges gives to the gradient of own rows. PART_MOMENTS are the moments that a stage made of each
-    part, MOMENTS those of all rows, MOMENTS_GRAD their gradient. SAVED is what a stage keeps of a
-    part for its backward.
+    edges gives to the gradient of own rows. COLUMNS are the part's share of the columns of all rows
+    of a tensor, of its sums or of their gradients. PART_MOMENTS are the moments that a stage made
+    of each part, MOMENTS those of all rows, MOMENTS_GRAD their gradient. SAVED is what a stage
+    keeps of a part for its backward.
     """
 
     ROWS = "rows"
@@ -36,6 +37,7 @@ class What(StrEnum):
     HALO_GRAD = "halo_grad"
     RETURNED = "returned"
     SHARE = "share"
+    COLUMNS = "columns"
     PART_MOMENTS = "part_moments"
     MOMENTS = "moments"
     MOMENTS_GRAD = "moments_grad"

@@ -77,7 +77,7 @@ class Bulk:
         is what it sends. What is sent is put together, or narrowed, in a workspace first, into
         which also comes what comes narrowed."""
         draft, ranks = self._draft, self._ranked.ranks
-        row, full = self._ranked.sent_bytes(names), sum(map(draft.row_bytes, names))
+        row, full = self._ranked.rooms.sent_bytes(names), sum(map(draft.row_bytes, names))
         work: dict[int, list[Work]] = {}
         staging: dict[int, str] = {}
         for rank in ranks:

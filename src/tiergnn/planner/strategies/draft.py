@@ -230,9 +230,12 @@ class Draft:
             return self.link("network")
         return self.link("peer_copy", "peer") if bulk else self.link("peer", "peer_copy")
 
-    def remote_reads(self, rank: int, row_bytes: int, count: int) -> list[Work]:
+    def remote_reads(
+        self, rank: int, row_bytes: int, count: int, *, leaving: bool = False
+    ) -> list[Work]:
         """So many reads of rows of other ranks, dealt to owners as the boundary rows are."""
-        return self.reads_of(rank, self.layout.parts[rank].halo_of, row_bytes, count)
+        part = self.layout.part(rank, leaving=leaving)
+        return self.reads_of(rank, part.halo_of, row_bytes, count)
 
     def reads_of(
         self, rank: int, rows_of: Sequence[int], row_bytes: int, count: int | None = None

@@ -13,9 +13,8 @@ from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.bulk import Bulk
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fitted
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.ranked import Gathered, Ranked
+from tiergnn.planner.strategies.ranked import Gathered, Ranked, written
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
@@ -28,29 +27,16 @@ def write(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
     """One training step of ``ranks``. Raises PlanError where a tier is too small."""
-    return _written(workload, shape, layout, machine, knobs, training=True)
+    draft = Draft("halo", workload, shape, layout, machine, knobs, uses=USES)
+    return written(draft, _Halo, training=True)
 
 
 def evaluation(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
     """One evaluation: each rank is left with the output's rows of its part."""
-    return _written(workload, shape, layout, machine, knobs, training=False)
-
-
-def _written(
-    workload: Workload,
-    shape: GraphShape,
-    layout: Layout,
-    machine: Machine,
-    knobs: Knobs,
-    *,
-    training: bool,
-) -> Schedule:
     draft = Draft("halo", workload, shape, layout, machine, knobs, uses=USES)
-    ranked = Ranked(draft, training=training)
-    ranked.write(_Halo(ranked))
-    return fitted(draft.finish(), machine)
+    return written(draft, _Halo, training=False)
 
 
 class _Halo:
@@ -60,8 +46,8 @@ class _Halo:
 
     def give(self) -> None:
         for rank in self._ranked.ranks:
-            self._ranked.topology(rank, num_classes=2)
-            self._ranked.inputs(rank)
+            self._ranked.rooms.topology(rank, num_classes=2)
+            self._ranked.rooms.inputs(rank)
 
     def made(self, name: str) -> None:
         """Rows are exchanged when they are gathered."""
@@ -81,7 +67,7 @@ class _Halo:
     def sums(self, stage: StageWork, op: Op) -> dict[int, list[str]]:
         draft, ranks, rows = self._draft, self._ranked.ranks, self._ranked.rows
         sources = {r: [rows[name, r] for name in stage.gathers] for r in ranks}
-        made = {rank: [self._ranked.sum_room(stage, rank, 0)] for rank in ranks}
+        made = {rank: [self._ranked.rooms.sum_room(stage, rank, 0)] for rank in ranks}
         halos = {rank: self._room(stage, rank, What.HALO) for rank in ranks}
         for rank in ranks:
             part = draft.layout.parts[rank]
@@ -91,17 +77,17 @@ class _Halo:
         for rank in ranks:
             part = draft.layout.parts[rank]
             if part.halo:
-                made[rank].append(self._ranked.sum_room(stage, rank, 1))
+                made[rank].append(self._ranked.rooms.sum_room(stage, rank, 1))
                 rest = part.edges - part.local_edges
                 # Own rows stand first among the sources of both classes.
-                reads = [halos[rank], *sources[rank]]
+                reads = [*sources[rank], halos[rank]]
                 self._aggregate(stage, op, rank, 1, reads, made[rank][1], rest)
             self._writer.release(rank, halos[rank])
         return made
 
     def scatter(self, stage: StageWork, grads: dict[int, str]) -> dict[int, list[str]]:
         draft, ranks = self._draft, self._ranked.ranks
-        made = {rank: [self._ranked.grad_room(stage, rank, 0)] for rank in ranks}
+        made = {rank: [self._ranked.rooms.grad_room(stage, rank, 0)] for rank in ranks}
         given = {rank: self._room(stage, rank, What.HALO_GRAD) for rank in ranks}
         returned = {rank: self._bulk.returned(stage.gathers[0], rank) for rank in ranks}
         for rank in ranks:
@@ -152,7 +138,7 @@ class _Halo:
             stage=stage.index,
             part=rank,
             slice=index,
-            reads=[*sources, self._ranked.edges(op, rank)],
+            reads=[*sources, self._ranked.rooms.edges(op, rank)],
             writes=[out],
             work=self._draft.works(
                 stage.backward if backward else stage.forward,

@@ -1,8 +1,7 @@
 """InPlace: rows of other ranks read where they lie, or from replicas on the device and the host.
 
 Classes of sources (``slice``): 0 own rows, 1 replicas on the device, 2 replicas in host memory, 3
-rows in their owner's memory. Backward goes over the transposed graph, whose parts are taken to
-have as many edges and boundary rows as the graph's own: exact for undirected graphs.
+rows in their owner's memory. Backward goes over the transposed graph (``Layout.leaving``).
 
 Legend: P rows of one part, V nodes of the graph.
 """
@@ -35,8 +34,8 @@ class InPlace:
 
     def give(self) -> None:
         for rank in self._ranked.ranks:
-            self._ranked.topology(rank, num_classes=4)
-            self._ranked.inputs(rank)
+            self._ranked.rooms.topology(rank, num_classes=4)
+            self._ranked.rooms.inputs(rank)
             for stage in self._draft.workload.stages:
                 first = (*stage.gathers, "")[0]
                 if self._fixed(stage) and (first, rank) not in self._held:
@@ -49,7 +48,7 @@ class InPlace:
 
     def _stored(self, stage: StageWork) -> int:
         """Bytes of a gathered row between ranks."""
-        return self._ranked.sent_bytes(stage.gathers)
+        return self._ranked.rooms.sent_bytes(stage.gathers)
 
     # Stages that want all sources together
 
@@ -91,11 +90,11 @@ class InPlace:
     def sums(self, stage: StageWork, op: Op) -> dict[int, list[str]]:
         rows = self._ranked.rows
         sources = {r: [rows[name, r] for name in stage.gathers] for r in self._ranked.ranks}
-        return self._classes(stage, op, sources, self._ranked.sum_room)
+        return self._classes(stage, op, sources, self._ranked.rooms.sum_room)
 
     def scatter(self, stage: StageWork, grads: dict[int, str]) -> dict[int, list[str]]:
         sources = {rank: [buffer] for rank, buffer in grads.items()}
-        return self._classes(stage, Op.BACKWARD, sources, self._ranked.grad_room)
+        return self._classes(stage, Op.BACKWARD, sources, self._ranked.rooms.grad_room)
 
     def _classes(
         self,
@@ -154,7 +153,8 @@ class InPlace:
         starts: list[int],
     ) -> tuple[list[str], list[int]]:
         """One rank's sums by class, and the actions that read of other ranks."""
-        shares, knobs = self._shares(rank), self._knobs
+        leaving = op is Op.BACKWARD
+        shares, knobs = self._shares(rank, leaving), self._knobs
         own, remote_lane = sources[rank], Lane.PEER if knobs.pipeline else Lane.COMPUTE
         # All rooms first: what comes over another lane need not wait for this rank's own sums.
         distant = shares.remote_edges > 0 and not knobs.managed
@@ -178,14 +178,17 @@ class InPlace:
                     stage=stage.index,
                     part=rank,
                     slice=3,
-                    reads=[*others, self._ranked.edges(op, rank)],
+                    reads=[*own, *others, self._ranked.rooms.edges(op, rank)],
                     writes=[sums[3]],
                     after=after,
-                    work=self._draft.remote_reads(rank, self._stored(stage), shares.remote_edges),
+                    work=self._draft.remote_reads(
+                        rank, self._stored(stage), shares.remote_edges, leaving=leaving
+                    ),
                 )
             )
         if pages:
-            edges = self._draft.layout.parts[rank].edges - shares.local_edges
+            part = self._draft.layout.part(rank, leaving=leaving)
+            edges = part.edges - shares.local_edges
             self._add(stage, op, rank, 1, [pages], sums[1], edges)
             self._writer.release(rank, pages)
         if replicas.device:
@@ -208,7 +211,7 @@ class InPlace:
     ) -> None:
         """One class that lies on the device."""
         backward = op is Op.BACKWARD
-        total = max(1, self._draft.layout.parts[rank].edges)
+        total = max(1, self._draft.layout.part(rank, leaving=backward).edges)
         self._writer.add(
             rank,
             Lane.COMPUTE,
@@ -216,7 +219,7 @@ class InPlace:
             stage=stage.index,
             part=rank,
             slice=index,
-            reads=[*sources, self._ranked.edges(op, rank)],
+            reads=[*sources, self._ranked.rooms.edges(op, rank)],
             writes=[out],
             after=after or (),
             work=self._draft.works(
@@ -230,7 +233,7 @@ class InPlace:
 
     def _from_host(self, stage: StageWork, op: Op, rank: int, replicas: str, out: str) -> None:
         """Replicas in host memory come in chunks, each aggregated while the next one comes."""
-        shares, draft = self._shares(rank), self._draft
+        shares, draft = self._shares(rank, op is Op.BACKWARD), self._draft
         lane = Lane.H2D if self._knobs.pipeline else Lane.COMPUTE
         bounds = [shares.host_rows * i // CHUNKS for i in range(CHUNKS + 1)]
         edges = [shares.host_edges * i // CHUNKS for i in range(CHUNKS + 1)]
@@ -272,17 +275,19 @@ class InPlace:
             return self._held[stage.gathers[0], rank], []
         if self._knobs.managed:
             return Replicas(), []
-        held = replicas_of(self._draft, stage, rank, given=False)
+        leaving = op is Op.BACKWARD
+        held = replicas_of(self._draft, stage, rank, given=False, leaving=leaving)
         if op is not Op.BACKWARD:
             self._held[stage.gathers[0], rank] = held
         others = [name for r in sources if r != rank for name in sources[r]]
-        shares, copies = self._shares(rank), []
+        shares, copies = self._shares(rank, leaving), []
         for buffer, rows, lane in (
             (held.device, shares.device_rows, Lane.PEER),
             (held.host, shares.host_rows, Lane.D2H),
         ):
             if buffer:
-                work = self._draft.remote_reads(rank, self._stored(stage), rows)
+                row = self._stored(stage)
+                work = self._draft.remote_reads(rank, row, rows, leaving=leaving)
                 if lane is Lane.D2H:
                     size = rows * self._stored(stage)
                     work.append(Work(kind="move", amount=size, place=self._draft.link("d2h")))
@@ -346,7 +351,7 @@ class InPlace:
         )  # fmt: skip
         copies = {}
         for rank in ranks:
-            shares = self._shares(rank)
+            shares = self._shares(rank, False)
             rows = shares.device_rows + shares.host_rows
             self._summed[rank] = draft.take(
                 f"sum.s{stage.index}.cache.p{rank}", "cache", rows * draft.sum_bytes(stage),
@@ -372,7 +377,7 @@ class InPlace:
 
     def _update_replicas(self, maker: StageWork, user: StageWork, rank: int, sums: str) -> None:
         """The row-local rest of a stage once more, for the rows that this rank has replicas of."""
-        draft, shares = self._draft, self._shares(rank)
+        draft, shares = self._draft, self._shares(rank, False)
         old = self._held[maker.gathers[0], rank]
         new = replicas_of(draft, user, rank, given=False)
         rows = shares.device_rows + shares.host_rows

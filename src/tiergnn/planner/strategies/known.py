@@ -48,6 +48,8 @@ EVALUATIONS: dict[str, Write] = {
 # Those that ranks carry out, likewise.
 RANKED: dict[str, Write] = {
     "halo": halo.evaluation,
+    "nfp": nfp.evaluation,
+    "mgg": mgg.evaluation,
 }
 
 # name -> the knobs that it reads; it refuses any other that is set.

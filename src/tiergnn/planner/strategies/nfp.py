@@ -13,10 +13,10 @@ from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.bulk import Bulk
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fitted
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.ranked import Gathered, Ranked
+from tiergnn.planner.strategies.ranked import Gathered, Ranked, written
 from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import StageWork, Workload
 
@@ -27,9 +27,16 @@ def write(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
     """One training step of ``ranks``. Raises PlanError where a tier is too small."""
-    ranked = Ranked(Draft("nfp", workload, shape, layout, machine, knobs, uses=USES))
-    ranked.write(_Columns(ranked))
-    return fitted(ranked.draft.finish(), machine)
+    draft = Draft("nfp", workload, shape, layout, machine, knobs, uses=USES)
+    return written(draft, _Columns, training=True)
+
+
+def evaluation(
+    workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
+) -> Schedule:
+    """One evaluation: each rank is left with the output's rows of its part."""
+    draft = Draft("nfp", workload, shape, layout, machine, knobs, uses=USES)
+    return written(draft, _Columns, training=False)
 
 
 class _Columns:
@@ -40,8 +47,8 @@ class _Columns:
     def give(self) -> None:
         draft = self._draft
         for rank in self._ranked.ranks:
-            self._ranked.inputs(rank)
-            self._ranked.topology(rank, draft.whole, num_classes=1)
+            self._ranked.rooms.inputs(rank)
+            self._ranked.rooms.topology(rank, draft.whole, num_classes=1)
 
     def made(self, name: str) -> None:
         """Rows are exchanged when they are gathered."""
@@ -86,7 +93,9 @@ class _Columns:
 
         def columns(name: str, rank: int) -> str:
             num_bytes = nodes * self._columns(stage, rank)
-            return draft.take(f"{name}.columns.p{rank}", kind, num_bytes, rank=rank)
+            holds = Content(What.COLUMNS, stage.gathers[0], rank)
+            label = f"{name}.columns.p{rank}"
+            return draft.take(label, kind, num_bytes, rank=rank, holds=holds)
 
         given = {rank: columns(stage.gathers[0], rank) for rank in ranks}
         self._exchange(stage, f"{tag}.in", sources, given, to_columns=True)
@@ -99,7 +108,7 @@ class _Columns:
                 op,
                 stage=stage.index,
                 slice=rank,
-                reads=[given[rank], self._ranked.edges(op, rank)],
+                reads=[given[rank], self._ranked.rooms.edges(op, rank)],
                 writes=[totals[rank]],
                 work=draft.works(
                     stage.backward if backward else stage.forward,
@@ -110,7 +119,7 @@ class _Columns:
                 ),
             )
             self._writer.release(rank, given[rank])
-        room = self._ranked.grad_room if backward else self._ranked.sum_room
+        room = self._ranked.rooms.grad_room if backward else self._ranked.rooms.sum_room
         made = {rank: room(stage, rank, 0) for rank in ranks}
         by_rank = {rank: [buffer] for rank, buffer in totals.items()}
         self._exchange(stage, f"{tag}.out", by_rank, made, to_columns=False)
@@ -127,11 +136,13 @@ class _Columns:
         *,
         to_columns: bool,
     ) -> None:
-        """An all-to-all; the work of each rank is what it sends."""
+        """An all-to-all; the work of each rank is what it sends. Rows cut into columns, and what is
+        narrowed, pass through a workspace."""
         draft, ranks = self._draft, self._ranked.ranks
-        stored = self._ranked.sent_bytes(stage.gathers)
+        stored = self._ranked.rooms.sent_bytes(stage.gathers)
         computed = max(1, draft.sum_bytes(stage))
         work: dict[int, list[Work]] = {}
+        staging: dict[int, str] = {}
         for rank in ranks:
             by_link: dict[str, int] = {}
             for other in ranks:
@@ -146,12 +157,19 @@ class _Columns:
                 for link, num_bytes in by_link.items()
                 if num_bytes
             ]
+            staged = draft.layout.parts[rank].rows * stored
+            if stored < computed:
+                staged += draft.whole.rows * self._columns(stage, rank) * stored // computed
+            label = f"{stage.gathers[0]}.sent.p{rank}"
+            staging[rank] = draft.take(label, "workspace", staged, rank=rank, lane=Lane.PEER)
         self._writer.meet(
             Op.EXCHANGE,
             tag,
             Lane.PEER,
             reads=sources,
-            writes={rank: [buffer] for rank, buffer in targets.items()},
+            writes={rank: [buffer, staging[rank]] for rank, buffer in targets.items()},
             after=dict.fromkeys(ranks, ()),
             work=work,
         )
+        for rank in ranks:
+            self._writer.release(rank, staging[rank], lane=Lane.PEER)

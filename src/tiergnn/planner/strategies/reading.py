@@ -68,7 +68,9 @@ class Reading:
                         reads=[rows[name, rank], *others],
                         writes=[brought[rank][name]],
                         after=met[rank],
-                        work=self._shelf.reads(rank, halo_of, self._ranked.sent_bytes([name])),
+                        work=self._shelf.reads(
+                            rank, halo_of, self._ranked.rooms.sent_bytes([name])
+                        ),
                     )
                 )
         self._meet(f"{tag}.out", after=copies)

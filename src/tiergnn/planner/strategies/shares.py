@@ -21,12 +21,14 @@ class Shares:
     remote_edges: int
 
 
-def shares_of(draft: Draft, rank: int) -> Shares:
-    """The hottest boundary rows on the device, the next in host memory, the rest at their owners.
+def shares_of(draft: Draft, rank: int, leaving: bool = False) -> Shares:
+    """``leaving``: of the edges that leave the part's rows, which backward goes over.
+
+    The hottest boundary rows on the device, the next in host memory, the rest at their owners.
 
     Caches are fractions of all rows of the graph (LEO's alpha), at most a part's boundary rows.
     """
-    part, knobs = draft.layout.parts[rank], draft.knobs
+    part, knobs = draft.layout.part(rank, leaving=leaving), draft.knobs
     nodes = draft.whole.rows
     device = min(part.halo, int(knobs.device_cache_frac * nodes))
     host = min(part.halo - device, int(knobs.host_cache_frac * nodes))
@@ -51,9 +53,11 @@ class Replicas:
     given: bool = False  # of inputs: there before the first action
 
 
-def replicas_of(draft: Draft, stage: StageWork, rank: int, *, given: bool) -> Replicas:
+def replicas_of(
+    draft: Draft, stage: StageWork, rank: int, *, given: bool, leaving: bool = False
+) -> Replicas:
     """Room for the replicas of what a stage gathers; ``given`` ones are there and filled."""
-    shares, name = shares_of(draft, rank), stage.gathers[0]
+    shares, name = shares_of(draft, rank, leaving), stage.gathers[0]
     held = Replicas(given=given)
     stored = sum(draft.stored_bytes(gathered) for gathered in stage.gathers)
     for rows, tier, row_bytes in (

@@ -12,9 +12,8 @@ from __future__ import annotations
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fitted
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.ranked import Gathered, Ranked
+from tiergnn.planner.strategies.ranked import Gathered, Ranked, written
 from tiergnn.planner.strategies.reading import Reading
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.contents import Content, What
@@ -28,9 +27,16 @@ def write(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
     """One training step of ``ranks``. Raises PlanError where a tier is too small."""
-    ranked = Ranked(Draft("uva", workload, shape, layout, machine, knobs, uses=USES))
-    ranked.write(_Host(ranked))
-    return fitted(ranked.draft.finish(), machine)
+    draft = Draft("uva", workload, shape, layout, machine, knobs, uses=USES)
+    return written(draft, _Host, training=True)
+
+
+def evaluation(
+    workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
+) -> Schedule:
+    """One evaluation: each rank is left with the output's rows of its part."""
+    draft = Draft("uva", workload, shape, layout, machine, knobs, uses=USES)
+    return written(draft, _Host, training=False)
 
 
 class _Host:
@@ -44,11 +50,13 @@ class _Host:
     def give(self) -> None:
         gathered = {name for stage in self._draft.workload.stages for name in stage.gathers}
         for rank in self._ranked.ranks:
-            self._ranked.topology(rank, num_classes=1)
-            self._ranked.inputs(rank)
+            self._ranked.rooms.topology(rank, num_classes=1)
+            self._ranked.rooms.inputs(rank)
             for name in self._draft.workload.inputs:
                 if name in gathered:
-                    num_bytes = self._draft.count(name, rank) * self._ranked.sent_bytes([name])
+                    num_bytes = self._draft.count(name, rank) * self._ranked.rooms.sent_bytes(
+                        [name]
+                    )
                     self._host[name, rank] = self._writer.given(
                         f"{name}.p{rank}@host", rank, "host", "features", num_bytes,
                         holds=Content(What.ROWS, name, rank),
@@ -133,7 +141,7 @@ class _Host:
         return {rank: [buffer] for rank, buffer in made.items()}
 
     def _row_bytes(self, stage: StageWork) -> int:
-        return self._ranked.sent_bytes(stage.gathers)
+        return self._ranked.rooms.sent_bytes(stage.gathers)
 
     def _read(self, stage: StageWork, op: Op, sources: dict[int, list[str]]) -> dict[int, str]:
         """Every rank's sums, from rows that all ranks have in host memory."""
@@ -145,7 +153,7 @@ class _Host:
             )
         everyone = [name for names in sources.values() for name in names]
         made, read = {}, {}
-        room = self._ranked.grad_room if backward else self._ranked.sum_room
+        room = self._ranked.rooms.grad_room if backward else self._ranked.rooms.sum_room
         row = self._row_bytes(stage)
         for rank in ranks:
             made[rank] = room(stage, rank, 0)
@@ -157,12 +165,12 @@ class _Host:
                     stage=stage.index,
                     part=rank,
                     slice=0,
-                    reads=[*everyone, self._ranked.edges(op, rank)],
+                    reads=[*everyone, self._ranked.rooms.edges(op, rank)],
                     writes=[made[rank]],
                     work=[
                         Work(
                             kind="move",
-                            amount=draft.layout.parts[rank].edges * row,
+                            amount=draft.layout.part(rank, leaving=backward).edges * row,
                             grain=max(1, row),
                             place=draft.link("zero_copy", "h2d"),
                         )
