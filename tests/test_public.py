@@ -18,6 +18,7 @@ NAMES = [
     "GraphError",
     "Interrupted",
     "PlanError",
+    "RankError",
     "Run",
     "StoreError",
     "TiergnnError",

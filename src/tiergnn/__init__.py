@@ -14,6 +14,7 @@ from tiergnn.errors import (
     GraphError,
     Interrupted,
     PlanError,
+    RankError,
     StoreError,
     TiergnnError,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "GraphError",
     "Interrupted",
     "PlanError",
+    "RankError",
     "Run",
     "StoreError",
     "TiergnnError",
