@@ -166,7 +166,7 @@ def test_ctrl_c_within_an_epoch_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     np.testing.assert_array_equal(run.predict(), whole.predict())
 
 
-@pytest.mark.parametrize("strategy", ["resident", "grinnder", "sliced"])
+@pytest.mark.parametrize("strategy", ["resident", "grinnder"])
 def test_plans_of_models_that_read_edge_weights(strategy):
     """What a planned stage reads of edges is what the model's stage reads of them."""
     graph = community(200)
