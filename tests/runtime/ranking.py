@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from torch.nn import functional as F
 
 from tests.models.nets import NETS
 from tests.planner.strategies.cases import machine
-from tests.runtime.staging import close, plan_of, workload
+from tests.runtime.staging import close, plan_of, random_graph, workload
+from tests.transport.processes import FORKSERVER
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.partition import Partition
 from tiergnn.planner.plan import Plan
@@ -20,6 +22,7 @@ from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.ranked import Ranked
 from tiergnn.transport.launch import launch
 from tiergnn.transport.transport import Transport
+from tiergnn.workload import Workload
 
 
 @dataclass
@@ -36,14 +39,13 @@ class Seen:
 
 
 def train(
-    t: Transport, graph: Graph, plan: Plan, parts: Partition, name: str, models: list, seen: dict
+    t: Transport, graph: Graph, plan: Plan, parts: Partition, evaluated: Workload, models, seen
 ) -> None:
-    """Some epochs of one rank, into ``seen``."""
+    """Some epochs of one rank, into ``seen`` by its number."""
     model, dtype, ids = models[t.rank], *facts(graph, plan)
     ranked = Ranked(
-        model, graph, plan, t, labelled=ids, dtype=dtype, parts=parts,
-        evaluated=workload(name, dtype, False),
-    )  # fmt: skip
+        model, graph, plan, t, labelled=ids, dtype=dtype, parts=parts, evaluated=evaluated
+    )
     mine = torch.isin(ranked.rows, torch.from_numpy(ids))
     y = torch.from_numpy(graph.y)[ranked.rows]
 
@@ -114,12 +116,41 @@ def ranked(
     chosen = Knobs(ranks=num_ranks, **knobs)
     there = machine(max(8, num_ranks))
     plan = plan_of(name, strategy, chosen, graph, parts, dtype, there)
-    workload(name, dtype, False)
+    evaluated = workload(name, dtype, False)
     seen: dict[int, Seen] = {}
     models = [make(name, plan) for _ in range(num_ranks)]  # threads share one random state
-    arguments = graph, plan, parts, name, models, seen
+    arguments = graph, plan, parts, evaluated, models, seen
     launch(train, started or num_ranks, arguments, transport="virtual")
     return [seen[rank] for rank in range(num_ranks)], plan
+
+
+def in_process(t: Transport, size: tuple[int, int, int], name: str, folder: str) -> None:
+    """A rank that is a process of its own, held to one device there."""
+    graph = random_graph(*size)
+    plan = Plan.load(Path(folder, "plan.json"))
+    evaluated = Workload.load(Path(folder, "evaluated.json"))
+    seen: dict[int, Seen] = {}
+    parts = dealt(graph, t.size, 0)
+    train(t, graph, plan, parts, evaluated, {t.rank: make(name, plan)}, seen)
+    ours, theirs = seen[t.rank], resident(graph, plan, name)
+    for mine, other in zip(ours.losses, theirs.losses, strict=True):
+        assert abs(mine - other) <= 1e-10 * max(1.0, abs(other)), (mine, other)
+    for mine, other in zip(ours.grads, theirs.grads, strict=True):
+        close(mine, other, 1e-10)
+    if t.rank == 0:
+        close(ours.out, theirs.out, 1e-9)
+
+
+def start_processes(
+    name: str, size: tuple[int, int, int], strategy: str, num_ranks: int, transport: str, folder
+) -> None:
+    graph = random_graph(*size)
+    parts, knobs = dealt(graph, num_ranks, 0), Knobs(ranks=num_ranks)
+    plan = plan_of(name, strategy, knobs, graph, parts, torch.float64, machine(8))
+    plan.save(folder / "plan.json")
+    workload(name, torch.float64, False).save(folder / "evaluated.json")
+    arguments = size, name, str(folder)
+    launch(in_process, num_ranks, arguments, transport=transport, context=FORKSERVER)
 
 
 def compare(name, graph, strategy, num_ranks, *, dtype=torch.float64, seed=0, **knobs):

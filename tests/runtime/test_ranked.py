@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.ranking import compare, ranked
+from tests.runtime.ranking import compare, ranked, start_processes
 from tests.runtime.staging import OF_EDGES, random_graph
 from tiergnn.errors import RankError
 from tiergnn.schedule.actions import Op
@@ -70,3 +70,10 @@ def test_recomputed_stages():
 def test_a_plan_of_other_ranks_is_refused():
     with pytest.raises(RankError, match="the plan is for 3 ranks, there are 2"):
         ranked("gcn", random_graph(40, 150, 1), "halo", 3, started=2)
+
+
+@pytest.mark.parametrize(
+    ("transport", "strategy"), [("shared", "mgg"), ("gloo", "halo"), ("gloo", "nfp")]
+)
+def test_processes(transport, strategy, tmp_path):
+    start_processes("gcn", (40, 150, 1), strategy, 2, transport, tmp_path)
