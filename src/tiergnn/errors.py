@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -71,11 +72,17 @@ class Interrupted(KeyboardInterrupt):
         self.run_dir = run_dir
         self.signum = signum
         kept = (
-            f"a checkpoint was written\n  try: tiergnn resume {run_dir}"
+            f"a checkpoint was written\n  try: tiergnn resume {shell_word(run_dir)}"
             if run_dir
             else "nothing was kept\n  try: out='runs/NAME' keeps checkpoints to resume from"
         )
         super().__init__(f"stopped after epoch {epoch}; {kept}")
+
+
+def shell_word(path: object) -> str:
+    """A path as it stands in a command that is shown: one word of the shell, and no option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def unknown(kind: str, name: object, known: Iterable[object]) -> ConfigError:

@@ -12,7 +12,14 @@ import pytest
 import typer
 
 from tiergnn.cli.output import Output, dashed, guarded, json_line
-from tiergnn.errors import ConfigError, GraphError, Interrupted, PlanError, StoreError
+from tiergnn.errors import (
+    ConfigError,
+    GraphError,
+    Interrupted,
+    PlanError,
+    StoreError,
+    shell_word,
+)
 
 
 @pytest.mark.parametrize(
@@ -227,3 +234,31 @@ def test_json_needs_no_alphabet_of_the_terminal():
     line = json_line({"path": "\u00fc \udcff"})
     assert line.isascii()
     assert json.loads(line) == {"path": "\u00fc \udcff"}
+
+
+NAMES = ["my graph", "-g", "it's; $HOME\n", "p'\"q`", "gr\u00fcn", "plain/path"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_path_is_one_word_of_the_shell_and_no_option(name):
+    said = subprocess.check_output(["bash", "-c", f"printf %s {shell_word(name)}; printf ."])
+    assert os.path.normpath(said.decode()[:-1]) == os.path.normpath(name)
+    assert not shell_word(name).startswith("-")
+
+
+def test_commands_that_are_shown_can_be_copied(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name, run = "my graph", "my run"
+    made = cli("generate", "sbm", "--nodes", 60, "--classes", 3, "--features", 3, f"--out={name}")
+    assert f"next: tiergnn info {shell_word(name)}\n" in made.out
+    train = ["train", "-m", "sgc", f"--out={run}", "--epochs", 1, "-q", name]
+    told = cli(*train).out
+    assert f"tiergnn predict {shell_word(tmp_path / run)} --out preds.npy" in told
+    assert told.endswith(f"tiergnn report {shell_word(tmp_path / run)}\n")
+    assert f"tiergnn resume {shell_word(tmp_path / run)}; or " in cli(*train).err
+    (tmp_path / run / "result.json").unlink()
+    assert f"tiergnn resume {shell_word(tmp_path / run)} goes on" in cli("report", run).out
+    assert str(Interrupted(3, run, 2)).endswith(f"tiergnn resume {shell_word(run)}")
+    (tmp_path / "e.csv").write_text("source,target\n0,1\n")
+    ingested = cli("ingest", "e.csv", f"--out={name}2")
+    assert f"next: tiergnn info {shell_word(f'{name}2')}\n" in ingested.out

@@ -194,3 +194,14 @@ def test_a_killed_predict_leaves_nothing_for_ever(cli, graph, tmp_path):
     assert cli("predict", run, "--out", out).code == 0
     left = {".other.npy.partial-1", f".{out.name}.txt", f".{out.name}.partial-{os.getppid()}"}
     assert {path.name for path in out.parent.iterdir()} == {out.name, *left}
+
+
+@pytest.mark.parametrize(
+    ("model", "option"), [("gcn", "--layers"), ("sgc", "--hops"), ("appnp", "--hops")]
+)
+@pytest.mark.parametrize("depth", [513, 10**8])
+def test_depths_of_no_sense(cli, graph, tmp_path, model, option, depth):
+    done = cli("train", graph, "-m", model, "--out", tmp_path / "r", "-q", option, depth)
+    assert done.code == 2
+    assert f"must be at most 512, had {depth}" in done.err
+    assert not (tmp_path / "r").exists()

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tiergnn.cli.output import JSON, Output
+from tiergnn.errors import shell_word
 from tiergnn.units import format_bytes, format_seconds
 
 NODES, CLASSES, FEATURES, DEGREE, HIDDEN = 10_000, 5, 32, 10, 32
@@ -71,15 +72,17 @@ def demo(
         f"   {format_seconds(run.seconds_per_epoch or 0)} an epoch; peak bytes: {peak}; "
         f"{format_seconds(perf_counter() - start)} in all, compiling included"
     )
+    places = (graph_dir, run_dir, out / "sage", out / "preds.npy", out / "report.html")
+    at, ran, sage, predictions, page = map(shell_word, places)
     output.result(
         {"graph": graph_dir, "run": run_dir, "accuracy": accuracy},
         f"3. Test accuracy {accuracy['test']:.4f} at the epoch of the best validation accuracy "
         f"({accuracy['val']:.4f}); guessing gives {1 / CLASSES:.4f}.\n\n"
         "What to try next:\n"
-        f"  tiergnn info {graph_dir}\n"
-        f"  tiergnn resume {run_dir} --epochs {2 * epochs}\n"
-        f"  tiergnn train {graph_dir} --model sage --hidden 64 --dropout 0.5 --out {out / 'sage'}\n"
-        f"  tiergnn predict {run_dir} --out {out / 'preds.npy'}\n"
-        f"  tiergnn report {run_dir} --html {out / 'report.html'}\n"
+        f"  tiergnn info {at}\n"
+        f"  tiergnn resume {ran} --epochs {2 * epochs}\n"
+        f"  tiergnn train {at} --model sage --hidden 64 --dropout 0.5 --out {sage}\n"
+        f"  tiergnn predict {ran} --out {predictions}\n"
+        f"  tiergnn report {ran} --html {page}\n"
         "  tiergnn ingest YOUR_EDGES.csv --out YOUR_GRAPH",
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tiergnn.cli.output import JSON, Output, register
+from tiergnn.errors import shell_word
 
 if TYPE_CHECKING:
     from tiergnn.graph.csr import Graph
@@ -170,7 +171,7 @@ def _write(
     graph = save_folder(make(), out, overwrite=overwrite, source=source)
     Output(json=json).result(
         {"graph": out, "num_nodes": graph.num_nodes, "num_edges": graph.num_edges},
-        f"{graph!r}\nwritten to {out}\n  next: tiergnn info {out}",
+        f"{graph!r}\nwritten to {out}\n  next: tiergnn info {shell_word(out)}",
     )
 
 

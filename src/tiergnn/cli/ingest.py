@@ -13,6 +13,7 @@ import typer
 
 from tiergnn.cli.output import JSON, Output
 from tiergnn.cli.progress import Phases
+from tiergnn.errors import shell_word
 
 _EDGES = "Edges"
 _NODES = "Nodes"
@@ -261,7 +262,9 @@ def ingest(
         "num_classes": graph.num_classes,
         "splits": {name: chosen.size for name, chosen in graph.splits.items()},
     }
-    Output(json=json).result(facts, f"{graph!r}\nwritten to {out}\n  next: tiergnn info {out}")
+    Output(json=json).result(
+        facts, f"{graph!r}\nwritten to {out}\n  next: tiergnn info {shell_word(out)}"
+    )
 
 
 def _number_or_path(text: str) -> float | Path:

@@ -14,7 +14,7 @@ import typer
 
 from tiergnn.cli import options as opt
 from tiergnn.cli.output import JSON, Output
-from tiergnn.errors import ConfigError
+from tiergnn.errors import ConfigError, shell_word
 from tiergnn.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -234,11 +234,12 @@ def show_run(run: Run, output: Output) -> None:
     if run.plan is not None:
         planned = ", ".join(f"{tier} {format_bytes(n)}" for tier, n in run.plan.peak_bytes.items())
         told.append(f"predicted: {format_seconds(run.plan.seconds)} each; at most {planned}")
+    folder = shell_word(run.path)
     told += [
         f"metrics of epoch {best}, whose weights were kept:",
         metric_table(run.metrics),
         f"run folder: {run.path}",
-        f"  next: tiergnn predict {run.path} --out preds.npy, or tiergnn report {run.path}",
+        f"  next: tiergnn predict {folder} --out preds.npy, or tiergnn report {folder}",
     ]
     output.result(run.as_dict(), "\n".join(told))
 

@@ -261,6 +261,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "appnp": APPNP,
 }
 _SHARES = ("dropout", "input_dropout", "attention_dropout", "edge_dropout", "alpha")
+_DEEPEST = 512
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -283,6 +284,11 @@ def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.
             raise unknown(f"option of {name}", option, known)
         if option in _SHARES and options[option] is not None and not 0 <= options[option] <= 1:
             raise ConfigError(f"{option} must be a number in 0..1, had {options[option]!r}")
+        if option in ("num_layers", "K") and options[option] > _DEEPEST:
+            raise ConfigError(
+                f"{option} must be at most {_DEEPEST}, had {options[option]}",
+                hint="a module of your own may be deeper; each layer is traced, about 0.1 s",
+            )
     model = MODELS[name](in_channels, out_channels, **options)  # pyright: ignore[reportCallIssue]
     config = {"name": name, "in_channels": in_channels, "out_channels": out_channels}
     model.config = {**config, "options": options}  # pyright: ignore[reportArgumentType]

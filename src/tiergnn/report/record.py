@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiergnn.errors import StoreError
+from tiergnn.errors import StoreError, shell_word
 from tiergnn.files import read_json
 from tiergnn.planner.plan import Plan
 from tiergnn.schedule.timeline import Timeline
@@ -89,7 +89,8 @@ class RunRecord:
     def status(self) -> str:
         asked = self.options["epochs"]
         if self.result is None or self.result["epochs"] != self.epochs:
-            return f"not finished: {self.epochs} epochs done; tiergnn resume {self.path} goes on"
+            command = f"tiergnn resume {shell_word(self.path)}"
+            return f"not finished: {self.epochs} epochs done; {command} goes on"
         if self.result["finished"] == "patience":
             return f"finished after {self.epochs} of {asked} epochs: validation had stopped rising"
         return f"finished: {self.epochs} epochs"

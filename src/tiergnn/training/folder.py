@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from tiergnn.errors import ConfigError, StoreError
+from tiergnn.errors import ConfigError, StoreError, shell_word
 from tiergnn.files import is_partial, json_bytes, read_json, unwritable, write_whole
 from tiergnn.planner.plan import Plan
 from tiergnn.schedule.timeline import Timeline
@@ -251,7 +251,8 @@ class RunFolder:
             raise ConfigError(
                 "there is a run in this folder already",
                 culprit=str(self.path),
-                hint=f"go on with it: tiergnn resume {self.path}; or overwrite=True (--overwrite)",
+                hint=f"go on with it: tiergnn resume {shell_word(self.path)}; "
+                "or overwrite=True (--overwrite)",
             )
         aside.move_aside(self.path, _OURS)
 
