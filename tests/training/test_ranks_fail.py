@@ -30,12 +30,13 @@ MOST = 500  # actions that a rank does, at least
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     """A graph folder, a plan of two ranks for it, and what training by it gives."""
-    folder = tmp_path_factory.mktemp("graph") / "g"
-    graph = community(80).save(folder)
+    folder = tmp_path_factory.mktemp("unbroken")
+    graph = community(80).save(folder / "g")
     plan = tg.plan(
         graph, GCN, machine=machine(2), ranks=2, strategies=["halo"], device="cpu", dtype="float64",
     )  # fmt: skip
-    run = tg.train(graph, GCN, plan, transport="virtual", progress=False, **OPTIONS)
+    options = OPTIONS | {"out": folder / "run", "transport": "virtual", "progress": False}
+    run = tg.train(graph, GCN, plan, **options)
     return graph, plan, run, run.predict()
 
 
