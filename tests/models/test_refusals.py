@@ -290,3 +290,18 @@ def test_allowed(name):
 
     block = edges_of(torch.zeros(2, 0, dtype=torch.int64), 53).block
     assert torch.equal(program.run({"x": x.clone()}, block), net(x.clone(), None))
+
+
+def test_a_number_that_is_none_is_no_change():
+    """NaN differs from itself; a model may hold it all the same."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.limit = float("nan")
+            self.lin = nn.Linear(4, 3)
+
+        def forward(self, x, edge_index):
+            return self.lin(x)
+
+    assert trace(Net(), {"x": torch.ones(6, 4)}, training=True).stages

@@ -240,7 +240,7 @@ def _unchanged(model: nn.Module, tracer: ModelTracer) -> Iterator[None]:
                         vars(m)[name] = old
                     else:
                         del vars(m)[name]
-                elif not isinstance(value, (bool, int, float, str)) or value == old:
+                elif not isinstance(value, (bool, int, float, str)) or value is old or value == old:
                     continue
                 elif m in tracer.standing:
                     if _members(m) != members[m]:
