@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 
 from tiergnn.graph.generate import sbm
@@ -205,3 +206,10 @@ def test_depths_of_no_sense(cli, graph, tmp_path, model, option, depth):
     assert done.code == 2
     assert f"must be at most 512, had {depth}" in done.err
     assert not (tmp_path / "r").exists()
+
+
+def test_features_of_no_columns_are_features(cli, tmp_path):
+    (tmp_path / "e.csv").write_text("source,target\n0,1\n1,2\n")
+    np.save(tmp_path / "x.npy", np.empty((3, 0), np.float32))
+    options = ("--features", tmp_path / "x.npy", "--out", tmp_path / "g", "-q", "--json")
+    assert cli("ingest", tmp_path / "e.csv", *options).json["num_nodes"] == 3

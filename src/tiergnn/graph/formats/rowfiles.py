@@ -45,7 +45,7 @@ class ArrayRows:
         step = max(1, limit_bytes // max(1, self._array.row_bytes))
         for start in range(0, self.num_rows, step):
             rows = self._array.rows(start, min(start + step, self.num_rows))
-            yield rows.reshape(-1, self.width)
+            yield rows.reshape(len(rows), self.width)
 
     def place(self, row: int) -> str:
         return f"{self.name}[{row}]"
