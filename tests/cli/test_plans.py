@@ -230,4 +230,4 @@ def test_budgets_of_a_run_make_its_plan(cli, graph, tmp_path, monkeypatch):
     refused = cli("train", graph, *short, "--plan", run / "plan.json", "--disk", scratch, "--out",
                   tmp_path / "other")  # fmt: skip
     assert refused.code == 2
-    assert "a plan has its budgets already" in refused.err
+    assert "a plan has its budgets and ranks already" in refused.err

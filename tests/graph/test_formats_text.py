@@ -209,6 +209,12 @@ def test_the_format_may_be_said(tmp_path):
     assert "'edge_list', or one of" in caught.value.hint
 
 
+def test_whole_numbers_to_the_ends_of_64_bits(tmp_path):
+    ends = [-(2**63), 2**63 - 1, 0, -1]
+    data = np.frombuffer(bytearray("".join(f"{end}\n" for end in ends).encode()), np.uint8)
+    assert split(tmp_path, data, 1, separator=None, columns=(0,)).ints(0, "id").tolist() == ends
+
+
 def test_numbers_are_rounded_as_python_does(tmp_path):
     values = RNG.normal(size=3000) * 10.0 ** RNG.integers(-320, 300, 3000)
     words = [repr(v) for v in values.tolist()]

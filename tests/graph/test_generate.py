@@ -287,7 +287,7 @@ def test_sbm_signal_and_size_of_means():
         ({"num_nodes": [3, -1]}, "block sizes must be 0 or more"),
         ({"num_nodes": []}, "block sizes"),
         ({"num_classes": 0}, "num_classes must be at least 1"),
-        ({"degree": -1.0}, "degree must be 0 or more"),
+        ({"degree": -1.0}, "degree must be a number from 0"),
     ],
 )
 def test_sbm_refuses(arguments, what):

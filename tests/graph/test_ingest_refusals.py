@@ -32,6 +32,7 @@ def refusal(tmp_path, name: str, data: bytes | str, error: type = GraphError, **
         ("g.txt", "0 1\n1 2 3\n", "wanted 2 columns, had 3: '1 2 3'", 2),
         ("g.txt", "0 1 2\n1 2\n", "wanted 3 columns, had 2: '1 2'", 2),
         ("g.txt", "0 1\n1 9223372036854775808\n", "does not fit 64 bits", 2),
+        ("g.txt", "0 1\n1 -9223372036854775809\n", "does not fit 64 bits", 2),
         ("g.txt", "0 1\n1 -\n", "target id '-' is not a whole number", 2),
         ("g.txt", "0 1\n-3 1\n", "source id -3 is negative", 2),
         ("g.txt", "0 1 0.5\n1 2 x\n", "edge weight 'x' is not a number", 2),

@@ -74,7 +74,7 @@ def rmat_edges(
         raise ConfigError(f"edges need at least one node, had num_nodes={num_nodes}")
     if not (min(a, b, c) >= 0 and a + b + c <= 1 + 1e-9):  # nan is neither
         raise ConfigError(f"chances must be at least 0 and at most 1 in all, had {a}, {b}, {c}")
-    _check_counts(nodes=num_nodes, edges=num_edges)
+    _check_counts(nodes=num_nodes, edges=stop - start)
     index = index_dtype(num_nodes)
     src, dst = np.empty(stop - start, index), np.empty(stop - start, index)
     bounds = [min(round(part * 2**32), 2**32) for part in (a, a + b, a + b + c)]

@@ -275,10 +275,10 @@ def _split(data, separator, columns, comments, exactly, first_line, starts, ends
 @numba.njit(cache=True, nogil=True)
 def _ints(data, starts, ends, out):
     """(row, fault) of the first field that is not a whole number of 64 bits; (-1, 0) if none."""
-    top = np.uint64(2**63 - 1)
     for i in range(out.size):
         a, b = starts[i], ends[i]
         negative = a < b and data[a] == 45
+        top = np.uint64(2**63 - 1) + np.uint64(negative)
         if negative or (a < b and data[a] == 43):
             a += 1
         if a == b:
