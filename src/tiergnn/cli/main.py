@@ -60,10 +60,10 @@ def _root(
     ranks died or hung, 130 stopped by Ctrl-C after a checkpoint, 1 anything else. TIERGNN_DEBUG=1
     adds tracebacks, TIERGNN_LOG=INFO what is chosen on the way.
     """
-    level = os.environ.get("TIERGNN_LOG", "WARNING").upper()
+    level = os.environ.get("TIERGNN_LOG", "WARNING")
     levels = logging.getLevelNamesMapping()
-    logging.basicConfig(format="%(message)s", level=levels.get(level, logging.WARNING))
-    if level not in levels:
+    logging.basicConfig(format="%(message)s", level=levels.get(level.upper(), logging.WARNING))
+    if level.upper() not in levels:
         logging.getLogger("tiergnn").warning(
             "TIERGNN_LOG=%s is no level: WARNING holds; known: %s", level, ", ".join(levels)
         )
