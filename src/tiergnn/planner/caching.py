@@ -75,8 +75,7 @@ def _probe(plan: Plan, rank: int, device_frac: float, host_frac: float) -> _Prob
     """With fractions of the boundary rows in each cache, whether they fit or not."""
     part = plan.layout.parts[rank]
     device, host = round(device_frac * part.halo), round(host_frac * part.halo)
-    machine = replace(plan.machine, host=_ROOMY, device=replace(plan.machine.device, memory=_ROOMY))
-    tried = replace(plan, machine=machine, knobs=_with(plan, part, device, host))
+    tried = _roomy(plan, _with(plan, part, device, host))
     on_device, cached = part.edges_served(device), part.edges_served(device + host)
     lane_s = {lane: s for (r, lane), s in tried.timeline.busy_s().items() if r == rank}
     return _Probe(
@@ -85,6 +84,12 @@ def _probe(plan: Plan, rank: int, device_frac: float, host_frac: float) -> _Prob
         lane_s=lane_s,
         held=tried.peak_bytes,
     )
+
+
+def _roomy(plan: Plan, knobs: Knobs) -> Plan:
+    """The plan with other knobs where memory has no end."""
+    machine = replace(plan.machine, host=_ROOMY, device=replace(plan.machine.device, memory=_ROOMY))
+    return replace(plan, machine=machine, knobs=knobs)
 
 
 def _placed(
@@ -100,19 +105,26 @@ def _placed(
     host_row_bytes = max(1.0, _extra(probes, "host", 0, part.halo) / part.halo)
     host_bytes = int(max(0, host_room) / host_row_bytes) * asked.row_bytes
     device_bytes = min(max(0, device_room), most_rows * asked.row_bytes)
+    device_row_bytes = max(1.0, _extra(probes, "device", part.halo, 0) / part.halo)
+    passing_bytes = max(1.0, _extra(probes, "device", 0, part.halo) / part.halo)
     for _ in range(_TRIES):
         found = place(replace(asked, device_bytes=device_bytes, host_bytes=host_bytes))
         device, host = found.rows("device"), found.rows("host")
-        # Rows of the host's cache pass through the device as well.
-        over = _extra(probes, "device", device, host) - device_room
+        # Both caches together may fill a moment that neither fills alone: the schedule tells.
+        tried = _roomy(plan, _with(plan, part, device, host))
+        over = tried.peak_bytes.get("device", 0) - plan.machine.device.memory.available_bytes
         if over <= 0:
-            return device, _with(plan, part, device, host)
-        device_bytes = max(0, device_bytes - over)
+            return device, tried.knobs
+        less = min(device, int(over / device_row_bytes) + 1)
+        over -= round(less * device_row_bytes)
+        device_bytes = (device - less) * asked.row_bytes
+        if over > 0:  # rows of the host's cache pass through the device as well
+            host_bytes = max(0, host - int(over / passing_bytes) - 1) * asked.row_bytes
     return 0, plan.knobs
 
 
 def _extra(probes: list[_Probe], tier: str, device: int, host: int) -> int:
-    """Bytes that caches of so many rows add to a tier, no less than they do."""
+    """Bytes that caches of so many rows add to a tier, each by itself."""
     bare, _, all_device, _, all_host = probes
     added = 0.0
     for rows, full, index in ((device, all_device, 0), (host, all_host, 1)):
