@@ -115,7 +115,7 @@ def test_what_a_stage_keeps_and_names():
     first, middle, last = work.stages
     assert first.kept == Size(per_row=128)
     assert first.parameter_bytes == 32 * 16 * 4
-    assert middle.kept == Size(per_row=2 * 16 * 4)  # what relu gave, and what the next Linear read
+    assert middle.kept == Size(per_row=16 * 4)  # what the next Linear read tells relu and dropout
     assert last.kept == Size()
     assert all(stage.columnwise for stage in (middle, last))
     gathers = [t for t in middle.forward if t.kind == "gather"]

@@ -82,7 +82,8 @@ class Rows:
         wide = torch.float64 if stored.dtype == torch.float64 else torch.float32
         values = stored.to(wide)
         if self._scale is not None:
-            values = values * self._scale[columns]
+            one = self._scale.dim() == 0  # one scale for all columns
+            values = values * (self._scale if one else self._scale[columns])
         values = values.to(self._dtype) if self._dtype.itemsize > wide.itemsize else values
         if self._normalize:
             total = values.abs().sum(dim=1, keepdim=True)
