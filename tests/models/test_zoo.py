@@ -175,7 +175,7 @@ def test_unknown_names():
             zoo.build("gat", 5, 3, **{option: value})
     with pytest.raises(ConfigError, match="num_layers needs 1 or more"):
         zoo.build("sage", 5, 3, num_layers=0)
-    with pytest.raises(ConfigError, match="dropout must be a number in 0..1, had 1.5"):
+    with pytest.raises(ConfigError, match=r"dropout must be a number in 0\.\.1, had 1\.5"):
         zoo.build("gcn", 5, 3, dropout=1.5)
     with pytest.raises(ConfigError, match="unknown aggr"):
         zoo.build("sage", 5, 3, aggr="median")

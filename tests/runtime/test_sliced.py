@@ -164,9 +164,12 @@ def test_slices_stay_on_the_device_as_far_as_it_goes():
     least = lean("gcn", graph, knobs, tiers=("device",))
     (num_bytes, _) = peaks(least.staged.schedule)[0, "device"]
     least.staged.close()
+    all_there = Pair.make("gcn", graph, "sliced", knobs, there=machine(1))
+    (most_bytes, _) = peaks(all_there.staged.schedule)[0, "device"]
+    all_there.staged.close()
     moved = []
-    for frac in (1.0, 1.5, 10.0):
-        there = _with(machine(1), "device", int(num_bytes * frac))
+    for room in (num_bytes, (num_bytes + most_bytes) // 2, 2 * most_bytes):
+        there = _with(machine(1), "device", room)
         pair = Pair.make("gcn", graph, "sliced", knobs, there=there)
         pair.compare(1e-10, epochs=1)
         pair.staged.close()

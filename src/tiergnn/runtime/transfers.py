@@ -104,10 +104,11 @@ class Transfers:
         """The rows and columns that both hold, of their own numbers of either."""
         here, there = self._place(source), self._place(target)
         rows, columns = (_common(a, b) for a, b in zip(here, there, strict=True))
+        room = self._buffers.room(target)  # of a part without rows, too
         if rows.start >= rows.stop or columns.start >= columns.stop:
             return 0
         mine, its = ((_within(rows, p[0]), _within(columns, p[1])) for p in (here, there))
-        value, room = self._buffers.get(source), self._buffers.room(target)
+        value = self._buffers.get(source)
         if isinstance(room, RowStore):
             room.write(its[0], _table(value, here)[mine])
             return (rows.stop - rows.start) * room.row_bytes
