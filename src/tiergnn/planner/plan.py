@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tiergnn import frozen
-from tiergnn.errors import unknown
+from tiergnn.errors import PlanError, unknown
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import TIERS, Machine
 from tiergnn.planner.cost import Costs
@@ -57,6 +57,16 @@ class Plan:
         made = write(self.workload, self.shape, self.layout, self.machine, self.knobs)
         check(made, self.machine)
         return made
+
+    def check_graph(self, num_nodes: int, num_edges: int) -> None:
+        """Raises PlanError for a graph of other counts than the plan's."""
+        planned = (self.shape.num_nodes, self.shape.num_edges)
+        if planned != (num_nodes, num_edges):
+            raise PlanError(
+                f"the plan is for {planned[0]:,} nodes and {planned[1]:,} edges, the graph has "
+                f"{num_nodes:,} and {num_edges:,}",
+                hint="tiergnn.plan(graph, model)",
+            )
 
     @property
     def costs(self) -> Costs:

@@ -128,6 +128,12 @@ class Buffers:
     def holds(self, name: str) -> Any:
         return self._of[name].holds
 
+    def contents(self, names: Iterable[str], *kinds: What) -> list[tuple[str, Content]]:
+        """Those buffers that say what they hold, with that; of these kinds alone where given."""
+        pairs = ((name, self._of[name].holds) for name in names)
+        found = [(name, holds) for name, holds in pairs if holds is not None]
+        return [(name, holds) for name, holds in found if not kinds or holds.what in kinds]
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a row of a tensor of the program."""
         return self._rows[name].shape
@@ -202,6 +208,14 @@ class Buffers:
                 room = self._of_shared(name)
                 value = room if value.data_ptr() == room.data_ptr() else room.copy_(value)
         self._values[name] = value
+
+    def put_grad(self, name: str, grad: Tensor | None) -> None:
+        """Write a gradient; None is zeros."""
+        if grad is not None:
+            self.put(name, grad)
+            return
+        room: Any = self.room(name)
+        room.zero_()
 
     def take(self, name: str) -> Any:
         """What a buffer holds, which it loses."""

@@ -55,7 +55,7 @@ class RankTransfers:
 
     def exchange(self, action: Action) -> int:
         """Gives the bytes that this rank sends to others."""
-        contents = [(n, h) for n in action.writes if (h := self._buffers.holds(n)) is not None]
+        contents = self._buffers.contents(action.writes)
         return sum(self._exchange(action, name, holds) for name, holds in contents)
 
     def _exchange(self, action: Action, name: str, holds: Content) -> int:
@@ -117,9 +117,8 @@ class RankTransfers:
 
     def _source(self, action: Action, of: str, *kinds: What) -> Tensor:
         """Rows of a tensor that an action reads; of gradients of sources, those of others' rows."""
-        for name in action.reads:
-            holds = self._buffers.holds(name)
-            if holds is not None and holds.what in kinds and holds.of == of:
+        for name, holds in self._buffers.contents(action.reads, *kinds):
+            if holds.of == of:
                 rows = self._buffers.get(name)
                 return rows[self._part.num_rows :] if holds.what is What.SOURCES_GRAD else rows
         raise AssertionError(str(action))
@@ -225,20 +224,18 @@ class RankTransfers:
 
     def zero(self, action: Action) -> None:
         """Gradients of parameters are not ours to clear: they add to what the caller left."""
-        for name in action.writes:
-            holds = self._buffers.holds(name)
-            if holds is not None and holds.what is What.MOMENTS_GRAD:
+        for name, holds in self._buffers.contents(action.writes):
+            if holds.what is What.MOMENTS_GRAD:
                 self._buffers.put(name, None)
-            elif holds is not None:
-                room: Any = self._buffers.room(name)
-                room.zero_()
+            else:
+                self._buffers.put_grad(name, None)
 
     def accumulate(self, action: Action) -> int:
         """Add what was given to a gradient, in the order in which it stands; gives the bytes that
         are read of other ranks."""
         target = action.writes[0]
         total = self._buffers.get(target)
-        kinds = {h.what: n for n in action.reads if (h := self._buffers.holds(n)) is not None}
+        kinds = {holds.what: name for name, holds in self._buffers.contents(action.reads)}
         if What.MOMENTS_GRAD in kinds:
             rows, values, grad = (
                 self._buffers.get(kinds[w]) for w in (What.ROWS, What.MOMENTS, What.MOMENTS_GRAD)

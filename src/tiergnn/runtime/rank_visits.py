@@ -8,7 +8,6 @@ Legend: P own rows, H rows of others that they read, S = P + H, E own edges, D c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from tiergnn.runtime.own_part import OwnPart
 from tiergnn.runtime.source_classes import SourceClass, SourceClasses
 from tiergnn.runtime.visits import Share
 from tiergnn.schedule.actions import Action, Op
-from tiergnn.schedule.contents import Content, What
+from tiergnn.schedule.contents import What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.transport.transport import rows_bytes
 
@@ -59,7 +58,7 @@ class RankVisits:
             if action.slice >= 0:
                 self._passed.add((action.stage, action.slice))
             else:
-                contents = [content for _, content in self._contents(action.writes)]
+                contents = [content for _, content in self._buffers.contents(action.writes)]
                 self._graded[action.stage] = {(c.what, c.of) for c in contents}
         self._key: Key | None = None
         self._share: Share | None = None
@@ -78,13 +77,9 @@ class RankVisits:
         loss, self._loss = self._loss, None
         return torch.zeros(()) if loss is None else loss
 
-    def _contents(self, names: Iterable[str]) -> list[tuple[str, Content]]:
-        pairs = ((name, self._buffers.holds(name)) for name in names)
-        return [(name, holds) for name, holds in pairs if holds is not None]
-
     def _held(self, action: Action, what: What) -> dict[str, Tensor]:
         """What an action reads of a kind, by tensor; the last of those that stand twice."""
-        found = self._contents(action.reads)
+        found = self._buffers.contents(action.reads)
         return {holds.of: self._buffers.get(name) for name, holds in found if holds.what is what}
 
     # Forward
@@ -108,7 +103,7 @@ class RankVisits:
     def _tables(self, action: Action) -> list[Tensor]:
         """The rows that an action gathers, table by table: own ones, then those of the class."""
         (name,) = self._stages[action.stage].gathers
-        found = self._contents(action.reads)
+        found = self._buffers.contents(action.reads)
         return [self._buffers.get(n) for n, c in found if c.what in _TABLES and c.of == name]
 
     def _sums(self, stage: Stage, chosen: SourceClass, tables: list[Tensor]) -> Tensor:
@@ -119,7 +114,7 @@ class RankVisits:
 
     def _read_of_others(self, action: Action, chosen: SourceClass, rows: Tensor) -> int:
         """A row is read in place for every edge."""
-        others = any(c.part != self._part.rank for _, c in self._contents(action.reads))
+        others = any(c.part != self._part.rank for _, c in self._buffers.contents(action.reads))
         return chosen.block.num_edges * rows_bytes(rows) if others else 0
 
     def update(self, action: Action) -> None:
@@ -143,13 +138,13 @@ class RankVisits:
         own |= {self._makers[of]: m for of, m in self._held(action, What.MOMENTS).items()}
         gathered = self._held(action, What.SOURCES)
         graded = self._graded.get(action.stage, set())
-        sums = [n for n, c in self._contents(action.reads) if c.what is What.SUM]
+        sums = [n for n, c in self._buffers.contents(action.reads) if c.what is What.SUM]
         if sums:
             stage, name = stage.sums[1], f"sum.s{action.stage}"
             own[name] = self._total(sums)
             if any(what is What.SUM_GRAD for what, _ in graded):
                 own[name] = own[name].requires_grad_()
-        saved = [n for n, c in self._contents(action.writes) if c.what is What.SAVED]
+        saved = [n for n, c in self._buffers.contents(action.writes) if c.what is What.SAVED]
         if saved:
             for what, of in graded:
                 of = self._makers.get(of, of)
@@ -164,7 +159,7 @@ class RankVisits:
         else:
             with torch.no_grad():
                 written = stage.run(block, self._key, gathered, own)
-        for name, holds in self._contents(action.writes):
+        for name, holds in self._buffers.contents(action.writes):
             if holds.what is What.ROWS:
                 self._buffers.put(name, written[holds.of].detach())
 
@@ -188,7 +183,7 @@ class RankVisits:
         stage = self._stages[action.stage]
         kept: Kept | None = None
         grads: dict[str, Tensor] = {}
-        for name, holds in self._contents(action.reads):
+        for name, holds in self._buffers.contents(action.reads):
             if holds.what is What.SAVED:
                 kept = self._buffers.take(name)
             elif holds.what is What.GRAD and holds.of in stage.writes:
@@ -196,7 +191,7 @@ class RankVisits:
         assert kept is not None, str(action)
         taken = {_memory(grad) for grad in grads.values()}
         found = run_backward(kept, grads)
-        for name, holds in self._contents(action.writes):
+        for name, holds in self._buffers.contents(action.writes):
             if holds.what is What.MOMENTS_GRAD:
                 grad = found.get(self._makers[holds.of])
                 before = self._buffers.get(name)
@@ -243,15 +238,10 @@ class RankVisits:
         held = self._held(action, What.SUM_GRAD) | self._held(action, What.COLUMNS)
         (grad,) = held.values()
         kept = self._kept.pop((action.stage, action.slice), None)
-        target = action.writes[0]
-        found: Tensor | None = None
+        found: Tensor | None = None  # nothing was gathered: a part that reads nothing of others
         if kept is not None:
             found = next(iter(run_backward(kept, dict.fromkeys(kept.ends, grad)).values()), None)
-        if found is None:  # nothing was gathered: a part that reads nothing of others
-            room: Any = self._buffers.room(target)
-            room.zero_()
-        else:
-            self._buffers.put(target, found)
+        self._buffers.put_grad(action.writes[0], found)
         return 0
 
     # Moments and the loss
@@ -278,12 +268,7 @@ class RankVisits:
         loss = self._share(rows, action.part)
         loss.backward()
         self._loss = loss.detach()
-        target = action.writes[0]
-        if rows.grad is None:
-            room: Any = self._buffers.room(target)
-            room.zero_()
-        else:
-            self._buffers.put(target, rows.grad)
+        self._buffers.put_grad(action.writes[0], rows.grad)
 
 
 def _memory(tensor: Tensor) -> int:

@@ -46,7 +46,7 @@ from tiergnn.runtime.source_classes import (
     own_and_halo,
     whole_graph,
 )
-from tiergnn.runtime.staged_walk import StagedWalk, Stopped
+from tiergnn.runtime.staged_walk import StagedWalk, Stopped, buffers_put_back, peaks_of
 from tiergnn.runtime.visits import Share
 from tiergnn.schedule.actions import Action, Op
 from tiergnn.schedule.check import check
@@ -58,7 +58,6 @@ from tiergnn.transport.transport import Transport
 from tiergnn.transport.waiting import told
 from tiergnn.workload import Workload
 
-_EXAMPLES = 8
 _TRACING = threading.Lock()  # torch.fx changes classes while it traces; virtual ranks are threads
 
 
@@ -257,23 +256,20 @@ class Ranked:
         the end of the step. A step that fails or is stopped leaves the model's buffers as they
         were, and its gradients.
         """
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         before = [(p, p.grad) for p in self.model.parameters()]
         for parameter, _ in before:
             parameter.grad = None
         try:
-            with out_of_memory(self.device, "training"):
-                self.model.train(True)
-                loss = float(self._walks[True].run(step_key(self.seed, step), share))
-            said = self._transport.gather([loss, bool(self._stopped())], tag="losses")
-            if any(stop for _, stop in said):
-                raise Stopped
+            with buffers_put_back(self.model):
+                with out_of_memory(self.device, "training"):
+                    self.model.train(True)
+                    loss = float(self._walks[True].run(step_key(self.seed, step), share))
+                said = self._transport.gather([loss, bool(self._stopped())], tag="losses")
+                if any(stop for _, stop in said):
+                    raise Stopped
         except BaseException:
-            with torch.no_grad():
-                for buffer, values in buffers:
-                    buffer.copy_(values)
-                for parameter, grad in before:
-                    parameter.grad = grad
+            for parameter, grad in before:
+                parameter.grad = grad
             raise
         for parameter, grad in before:
             if grad is not None:
@@ -320,13 +316,7 @@ class Ranked:
     def peak_bytes(self) -> dict[str, int]:
         """The most that this rank held so far, tier -> bytes: counted as reserved; of a GPU, by its
         allocator."""
-        found: dict[str, int] = {}
-        for walk in self._walks.values():
-            for tier, num_bytes in walk.peak_bytes.items():
-                found[tier] = max(found.get(tier, 0), num_bytes)
-        if self.device.type == "cuda":
-            found["device"] = torch.cuda.max_memory_allocated(self.device)
-        return {tier: num_bytes for tier, num_bytes in found.items() if num_bytes}
+        return peaks_of(self._walks.values(), self.device)
 
     def sample_memory(self) -> None:
         """Peaks are counted, not sampled."""
@@ -354,13 +344,7 @@ def _check_plan(plan: Plan, graph: Graph, transport: Transport) -> None:
             f"the plan is for {plan.knobs.ranks} ranks, there are {transport.size}",
             hint=f"a plan for {transport.size} ranks",
         )
-    planned = (plan.shape.num_nodes, plan.shape.num_edges)
-    if planned != (graph.num_nodes, graph.num_edges):
-        raise PlanError(
-            f"the plan is for {planned[0]:,} nodes and {planned[1]:,} edges, the graph has "
-            f"{graph.num_nodes:,} and {graph.num_edges:,}",
-            hint="tiergnn.plan(graph, model)",
-        )
+    plan.check_graph(graph.num_nodes, graph.num_edges)
 
 
 def _edge_ids(plan: Plan, works: dict[bool, Workload]) -> bool:

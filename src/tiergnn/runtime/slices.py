@@ -5,7 +5,7 @@ Legend: V nodes, P rows of one part, C columns of a slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -55,7 +55,7 @@ class Slices:
         given = self._given(action, half)
         with torch.no_grad():
             made = half.run(given.block, self._visits.key, given.gathered, given.own, given.columns)
-        ((name, holds),) = self._contents(action.writes, What.ROWS)
+        ((name, holds),) = self._buffers.contents(action.writes, What.ROWS)
         self._add(name, given.rows, made[holds.of], fresh=True)
 
     def backward(self, action: Action) -> None:
@@ -65,10 +65,12 @@ class Slices:
         half = stage.adjoint or stage.columns[0]
         given = self._given(action, half)
         ((name, holds),) = [
-            (n, h) for n, h in self._contents(action.reads, What.GRAD) if n not in action.writes
+            (n, h)
+            for n, h in self._buffers.contents(action.reads, What.GRAD)
+            if n not in action.writes
         ]
         grad = self._shaped(name, holds)[given.rows]
-        targets = self._contents(action.writes, What.GRAD)
+        targets = self._buffers.contents(action.writes, What.GRAD)
         if stage.adjoint is not None:
             with torch.no_grad():
                 gathered = {holds.of: grad}
@@ -93,17 +95,13 @@ class Slices:
             self._add(target, slice(None), of_sources)
             self._add(target, given.rows, of_own)
 
-    def _contents(self, names: Iterable[str], *kinds: What) -> list[tuple[str, Content]]:
-        pairs = ((name, self._buffers.holds(name)) for name in names)
-        return [(name, holds) for name, holds in pairs if holds is not None and holds.what in kinds]
-
     def _given(self, action: Action, half: Stage) -> _Given:
         assert isinstance(self._parts, Whole)
         rows, edges = (slice(*of(action.part)) for of in (self._parts.rows, self._parts.edges))
         gathered: dict[str, Tensor] = {}
         own: dict[str, Tensor] = {}
         block, columns = None, None
-        for name, holds in self._contents(
+        for name, holds in self._buffers.contents(
             (*action.reads, *action.writes), What.ROWS, What.GRAD, What.TOPOLOGY
         ):
             if holds.what is What.TOPOLOGY:

@@ -32,10 +32,11 @@ from tiergnn.planner.strategies.known import EVALUATIONS, KNOBS, STRATEGIES
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.memory import out_of_memory
+from tiergnn.runtime.own_inputs import examples
 from tiergnn.runtime.parts import Parts
 from tiergnn.runtime.rows import Rows
 from tiergnn.runtime.slices import Slices
-from tiergnn.runtime.staged_walk import StagedWalk
+from tiergnn.runtime.staged_walk import StagedWalk, buffers_put_back, peaks_of
 from tiergnn.runtime.transfers import Transfers
 from tiergnn.runtime.visits import Share, Visits
 from tiergnn.runtime.whole import Whole
@@ -45,8 +46,6 @@ from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.workload import Workload
-
-_EXAMPLES = 8
 
 
 class Staged:
@@ -83,7 +82,7 @@ class Staged:
             )
         if graph.x is None:
             raise ConfigError("the graph has no node features", hint="features='degree'")
-        _check_counts(plan, graph)
+        plan.check_graph(graph.num_nodes, graph.num_edges)
         self.device, self.seed, self.plan, self._graph = (
             indexed(torch.device(device)),
             seed,
@@ -102,7 +101,7 @@ class Staged:
             self._edges["edge_weight"] = wrap(graph.edge_weight).to(dtype)
         if graph.edge_attr is not None:
             self._edges["edge_attr"] = Rows(graph.edge_attr, torch.device("cpu"), dtype)
-        inputs = self._examples(dtype)
+        inputs = examples(graph, self.device, dtype)
         self.programs: dict[bool, Program] = {
             training: trace(self.model, inputs, training=training) for training in (True, False)
         }
@@ -144,13 +143,6 @@ class Staged:
             plan.strategy, workload, plan.shape, layout, plan.machine, plan.knobs,
             uses=KNOBS[plan.strategy],
         )  # fmt: skip
-
-    def _examples(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        found = {"x": self._x.values(slice(0, _EXAMPLES))}
-        for name, rows in self._edges.items():
-            some = slice(0, _EXAMPLES)
-            found[name] = rows[some] if isinstance(rows, Tensor) else rows.values(some)
-        return {name: rows.to(self.device, dtype) for name, rows in found.items()}
 
     def _walk(self, training: bool, schedule: Schedule, dtype: torch.dtype) -> StagedWalk:
         check(schedule, self.plan.machine)
@@ -225,16 +217,9 @@ class Staged:
         fails, or that ``stop_when`` ends (it raises Stopped), leaves the model's buffers as they
         were.
         """
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        try:
-            with out_of_memory(self.device, "training"):
-                self.model.train(True)
-                return float(self._walks[True].run(step_key(self.seed, step), share))
-        except BaseException:
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-            raise
+        with buffers_put_back(self.model), out_of_memory(self.device, "training"):
+            self.model.train(True)
+            return float(self._walks[True].run(step_key(self.seed, step), share))
 
     def stop_when(self, stopped: Callable[[], bool]) -> None:
         """Ask this between the actions of a training step, and give the step up if it is so."""
@@ -270,13 +255,7 @@ class Staged:
     @property
     def peak_bytes(self) -> dict[str, int]:
         """The most held so far, tier -> bytes: counted as reserved; of a GPU, by its allocator."""
-        found: dict[str, int] = {}
-        for walk in self._walks.values():
-            for tier, num_bytes in walk.peak_bytes.items():
-                found[tier] = max(found.get(tier, 0), num_bytes)
-        if self.device.type == "cuda":
-            found["device"] = torch.cuda.max_memory_allocated(self.device)
-        return {tier: num_bytes for tier, num_bytes in found.items() if num_bytes}
+        return peaks_of(self._walks.values(), self.device)
 
     def sample_memory(self) -> None:
         """Peaks are counted, not sampled."""
@@ -309,13 +288,3 @@ class Staged:
             walk.close()
         if self._scratch is not None:
             self._scratch.close()
-
-
-def _check_counts(plan: Plan, graph: Graph) -> None:
-    planned = (plan.shape.num_nodes, plan.shape.num_edges)
-    if planned != (graph.num_nodes, graph.num_edges):
-        raise PlanError(
-            f"the plan is for {planned[0]:,} nodes and {planned[1]:,} edges, the graph has "
-            f"{graph.num_nodes:,} and {graph.num_edges:,}",
-            hint="tiergnn.plan(graph, model)",
-        )

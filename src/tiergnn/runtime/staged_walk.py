@@ -9,13 +9,13 @@ ends, and only what works on host memory waits for one. What an action does, oth
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tiergnn.errors import PlanError, TiergnnError
 from tiergnn.kernels.dropout import Key
@@ -211,7 +211,7 @@ class StagedWalk:
         return Timeline(
             source="measured",
             spans=tuple(sorted(self._spans, key=lambda span: span.index)),
-            peak_bytes=tuple((0, tier, num_bytes) for tier, num_bytes in peaks.items()),
+            peak_bytes=tuple((self._rank, tier, num_bytes) for tier, num_bytes in peaks.items()),
         )
 
     def answers(self) -> list[Tensor]:
@@ -235,3 +235,28 @@ class StagedWalk:
     def update(self, move: Callable[[], Any]) -> None:
         """The schedule's STEP: ``move()`` has the optimizer move the parameters."""
         move()
+
+
+def peaks_of(walks: Iterable[StagedWalk], device: torch.device) -> dict[str, int]:
+    """The most that any of these held, tier -> bytes: counted as reserved; of a GPU, by its
+    allocator."""
+    found: dict[str, int] = {}
+    for walk in walks:
+        for tier, num_bytes in walk.peak_bytes.items():
+            found[tier] = max(found.get(tier, 0), num_bytes)
+    if device.type == "cuda":
+        found["device"] = torch.cuda.max_memory_allocated(device)
+    return {tier: num_bytes for tier, num_bytes in found.items() if num_bytes}
+
+
+@contextmanager
+def buffers_put_back(model: nn.Module) -> Iterator[None]:
+    """Where what is inside fails or is stopped, the model's buffers are as they were before."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for buffer, values in before:
+                buffer.copy_(values)
+        raise

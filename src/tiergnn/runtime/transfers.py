@@ -42,10 +42,7 @@ class Transfers:
 
     def zero(self, action: Action) -> None:
         """Gradients of parameters are not ours to clear: they add to what the caller left."""
-        for name in action.writes:
-            holds = self._buffers.holds(name)
-            if holds is None:
-                continue
+        for name, holds in self._buffers.contents(action.writes):
             if holds.what is What.MOMENTS_GRAD:
                 self._buffers.put(name, None)
                 continue

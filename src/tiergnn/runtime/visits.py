@@ -5,7 +5,7 @@ Legend: P rows of one part (destinations), S source rows it reads, E its edges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class Visits:
         self._graded: dict[tuple[int, int], set[str]] = {}
         for action in schedule.actions:
             if action.op is Op.BACKWARD and action.slice < 0:
-                found = {content.of for _, content in self._contents(action.writes)}
+                found = {content.of for _, content in self._buffers.contents(action.writes)}
                 self._graded[action.stage, action.part] = found
         self.key: Key | None = None
         self._share: Share | None = None
@@ -62,13 +62,9 @@ class Visits:
         losses, self._losses = self._losses, []
         return torch.stack(losses).sum() if losses else torch.zeros(())
 
-    def _contents(self, names: Iterable[str]) -> list[tuple[str, Content]]:
-        pairs = ((name, self._buffers.holds(name)) for name in names)
-        return [(name, holds) for name, holds in pairs if holds is not None]
-
     def _block(self, action: Action) -> Block:
         """The part's edges: those that were brought, or those that stay on the device."""
-        for name, holds in self._contents(action.reads):
+        for name, holds in self._buffers.contents(action.reads):
             if holds.what is What.TOPOLOGY:
                 block = self._buffers.get(name)
                 if holds.part == action.part or isinstance(self._parts, Parts):
@@ -79,14 +75,14 @@ class Visits:
     def _stage(self, action: Action) -> Stage:
         """The stage, or what comes after its graph operation where that was done by columns."""
         stage = self._stages[action.stage]
-        given = any(holds.of in self._between for _, holds in self._contents(action.reads))
+        given = any(holds.of in self._between for _, holds in self._buffers.contents(action.reads))
         return stage.columns[1] if given else stage
 
     def _read(self, action: Action) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Rows by their names: those of sources, and own ones with moments."""
         gathered: dict[str, Tensor] = {}
         own: dict[str, Tensor] = {}
-        for name, holds in self._contents(action.reads):
+        for name, holds in self._buffers.contents(action.reads):
             if holds.what is What.SOURCES:
                 gathered[holds.of] = self._buffers.get(name)
             elif holds.what is What.ROWS:
@@ -125,12 +121,12 @@ class Visits:
                 rows[name] = rows[name].detach().requires_grad_()
         written, kept = run_forward(stage, self._block(action), self.key, gathered, own, keep=True)
         self._write(action, written)
-        for name, holds in self._contents(action.writes):
+        for name, holds in self._buffers.contents(action.writes):
             if holds.what is What.SAVED:
                 self._buffers.put(name, kept)
 
     def _write(self, action: Action, written: dict[str, Tensor]) -> None:
-        for name, holds in self._contents(action.writes):
+        for name, holds in self._buffers.contents(action.writes):
             if holds.what is What.ROWS:
                 self._buffers.put(name, written[holds.of].detach())
 
@@ -138,14 +134,14 @@ class Visits:
         stage = self._stages[action.stage]
         kept: Kept | None = None
         grads: dict[str, Tensor] = {}
-        for name, holds in self._contents(action.reads):
+        for name, holds in self._buffers.contents(action.reads):
             if holds.what is What.SAVED:
                 kept = self._buffers.take(name)
             elif holds.what is What.GRAD and holds.of in stage.writes:
                 grads[holds.of] = self._buffers.get(name)
         assert kept is not None, str(action)
         found = run_backward(kept, grads)
-        for name, holds in self._contents(action.writes):
+        for name, holds in self._buffers.contents(action.writes):
             if holds.what is What.MOMENTS_GRAD:
                 grad = found.get(self._makers[holds.of])
                 before = self._buffers.get(name)
@@ -177,7 +173,7 @@ class Visits:
     def moments(self, action: Action) -> None:
         stage = self._stages[action.stage]
         assert stage.statistic is not None
-        rows = next(self._buffers.get(n) for n, h in self._contents(action.reads))
+        rows = next(self._buffers.get(n) for n, h in self._buffers.contents(action.reads))
         values = self._held_parts(action)
         with torch.no_grad():
             values[action.part] = stage.partial(self._parts.sample, {stage.statistic.of: rows})
@@ -203,10 +199,4 @@ class Visits:
         loss = self._share(rows, action.part)
         loss.backward()
         self._losses.append(loss.detach())
-        grad = rows.grad
-        target = action.writes[0]
-        if grad is None:
-            room: Any = self._buffers.room(target)
-            room.zero_()
-        else:
-            self._buffers.put(target, grad)
+        self._buffers.put_grad(action.writes[0], rows.grad)

@@ -185,13 +185,7 @@ def check_plan(plan: Plan, graph: Graph) -> None:
             f"training carries out plans of {', '.join(known)}, this one is {plan.strategy}",
             hint=f"strategies={[*known]}",
         )
-    counts = (plan.shape.num_nodes, plan.shape.num_edges)
-    if counts != (graph.num_nodes, graph.num_edges):
-        raise PlanError(
-            f"the plan is for {counts[0]:,} nodes and {counts[1]:,} edges, the graph has "
-            f"{graph.num_nodes:,} and {graph.num_edges:,}",
-            hint="tiergnn.plan(graph, model)",
-        )
+    plan.check_graph(graph.num_nodes, graph.num_edges)
 
 
 def _check_stages(plan: Plan, made: Held) -> None:
