@@ -13,15 +13,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from tiergnn.errors import ConfigError
 from tiergnn.models.allocations import Allocations, one_thread, recording
+from tiergnn.models.bench import KEY, Bench, BenchRows, bytes_of, own_bytes
 from tiergnn.models.ending import (
     Ending,
     LossWork,
@@ -34,7 +32,7 @@ from tiergnn.models.linearity import Law, peak_of
 from tiergnn.models.moments import moments_grad
 from tiergnn.models.passes import Kept, run_backward, run_forward
 from tiergnn.models.sample_blocks import SampleBlock, sample_blocks
-from tiergnn.models.stages import Program, Stage
+from tiergnn.models.stages import Stage
 from tiergnn.models.trace import trace
 from tiergnn.models.works import Done, Works, terms
 from tiergnn.workload import (
@@ -48,7 +46,6 @@ from tiergnn.workload import (
     Workload,
 )  # fmt: skip
 
-_KEY = (1, 2)
 _PAGE = 4096  # for single numbers that stay between steps: losses, scores, counts
 
 
@@ -72,7 +69,7 @@ def meter(
     model = _copy(model).to(x.device, x.dtype if x.is_floating_point() else None)
     with one_thread(), _mode(model, training):
         program = trace(model, inputs, training=training)
-        bench = _Bench(program, inputs, learned)
+        bench = Bench(program, inputs, learned)
         passes = [_Passes(bench, sample) for sample in sample_blocks(inputs, loops=loops)]
         law = Law([p.sample.extent for p in passes], [p.sample.loops for p in passes])
         fits = {stage.index: _Fits(law, bench, stage, passes) for stage in program.stages}
@@ -104,7 +101,7 @@ def meter(
         loss_held=loss.held,
         step=step.work,
         step_held=step.held_bytes,
-        parameter_bytes=_bytes(parameters),
+        parameter_bytes=bytes_of(parameters),
         optimizer_bytes=step.state_bytes,
         topology=Topology(
             forward=_sum(fit.lasting_forward for fit in fits.values()),
@@ -112,7 +109,7 @@ def meter(
             loops=loops,
         ),
         learned=Learned(row.held_bytes, row.state_bytes),
-        buffer_bytes=_bytes(model.buffers()) + _PAGE,
+        buffer_bytes=bytes_of(model.buffers()) + _PAGE,
     )
 
 
@@ -128,102 +125,6 @@ def _copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
-class _Bench:
-    """A program and rows to run its stages on, of any number; values do not matter."""
-
-    def __init__(self, program: Program, inputs: Mapping[str, Tensor], learned: bool):
-        self.program = program
-        self.device = inputs["x"].device
-        self.edges = [name for name in program.needs if name != "x"]
-        self._inputs = inputs
-        self._generator = torch.Generator(self.device).manual_seed(0)
-        # Names of rows and moments that gradients flow to.
-        self.graded: set[str] = {"x"} if learned else set()
-        self.moments_of = {
-            s.statistic.name: s.statistic.of for s in program.stages if s.statistic is not None
-        }
-        self.saves: dict[int, tuple[str, ...]] = {}  # by stage: rows that its backward reads
-        self.parameter_bytes: dict[int, int] = {}
-        for stage in program.stages:
-            self._follow(stage)
-
-    def _follow(self, stage: Stage) -> None:
-        if stage.statistic is not None and stage.statistic.of in self.graded:
-            self.graded.add(stage.statistic.name)
-        sample = next(iter(sample_blocks(self._inputs, loops=True)))
-        rows = self.rows(stage, sample)
-        written, kept = run_forward(stage, sample.block, _KEY, rows.gathered, rows.own, keep=True)
-        assert kept is not None
-        self.graded |= set(kept.ends)
-        self.parameter_bytes[stage.index] = _bytes(_parameters(kept))
-        names = {
-            n: StorageWeakRef(row.untyped_storage()) for n, row in (*rows.items(), *written.items())
-        }
-        del rows, written
-        self.saves[stage.index] = tuple(n for n, ref in names.items() if not ref.expired())
-
-    def rows(self, stage: Stage, sample: SampleBlock) -> _Rows:
-        """New rows for one run of a stage."""
-        gathered = {n: self._make(n, sample.extent.sources) for n in stage.gathers}
-        own = {n: self._make(n, self.count(n, sample.extent)) for n in (*stage.reads, *stage.edges)}
-        if stage.statistic is not None and stage.statistic.of not in own:
-            own[stage.statistic.of] = self._make(stage.statistic.of, sample.extent.rows)
-        for name in stage.statistics:
-            own[name] = self._moments(name)
-        return _Rows(gathered, own)
-
-    def grads(self, stage: Stage, extent: Extent) -> dict[str, Tensor]:
-        """Gradients of what a stage writes."""
-        return {
-            n: self._make(n, self.count(n, extent)).detach()
-            for n in stage.writes
-            if n in self.graded
-        }
-
-    def count(self, name: str, extent: Extent) -> int:
-        return extent.edges if self.program.rows[name].of == "edges" else extent.rows
-
-    def row_bytes(self, name: str) -> int:
-        return self.program.rows[name].row_bytes
-
-    def moment_bytes(self, name: str) -> int:
-        return _bytes([self._moments(name)])
-
-    def example(self, name: str) -> Tensor:
-        return self._make(name, 2).detach()
-
-    def _make(self, name: str, count: int) -> Tensor:
-        rows = self.program.rows[name]
-        if name in self.program.needs:
-            given = self._inputs[name].detach()
-            made = given[torch.arange(count, device=self.device) % max(1, given.shape[0])]
-            made = made if given.shape[0] else given.new_ones(count, *given.shape[1:])
-        elif rows.dtype.is_floating_point:
-            made = torch.randn(count, *rows.shape, generator=self._generator, device=self.device)
-            made = made.to(rows.dtype)
-        else:
-            made = torch.zeros(count, *rows.shape, dtype=rows.dtype, device=self.device)
-        return made.requires_grad_() if name in self.graded else made
-
-    def _moments(self, name: str) -> Tensor:
-        of = self.program.rows[self.moments_of[name]]
-        dtype = torch.promote_types(of.dtype, torch.float32)
-        made = torch.ones(3, of.width, dtype=dtype, device=self.device)
-        return made.requires_grad_() if name in self.graded else made
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """What a stage is given: rows of sources, and own rows, those of edges and moments."""
-
-    gathered: dict[str, Tensor]
-    own: dict[str, Tensor]
-
-    def items(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.gathered.items()
-        yield from self.own.items()
-
-
 class _Passes:
     """All passes over one block: recorded when it is new, recorded again, and by operation.
 
@@ -231,7 +132,7 @@ class _Passes:
     ``written`` are bytes of memory that a stage's outputs took, ``kept`` those that stayed beyond.
     """
 
-    def __init__(self, bench: _Bench, sample: SampleBlock):
+    def __init__(self, bench: Bench, sample: SampleBlock):
         self.bench, self.sample = bench, sample
         self.written: dict[int, int] = {}
         self.works: dict[tuple[int, str], list[Done]] = {}
@@ -253,7 +154,7 @@ class _Passes:
 
     def _run(self, allocations: Allocations) -> None:
         bench, stages = self.bench, self.bench.program.stages
-        held: dict[int, tuple[_Rows, Kept, dict[str, Tensor]]] = {}
+        held: dict[int, tuple[BenchRows, Kept, dict[str, Tensor]]] = {}
         for stage in stages:
             rows = bench.rows(stage, self.sample)
             allocations.mark(f"forward {stage.index}")
@@ -265,7 +166,7 @@ class _Passes:
             allocations.mark(f"keep {stage.index}")
             written, kept, moments = self._forward(stage, rows, keep=True)
             allocations.mark("")
-            self.written[stage.index] = _own_bytes(written, rows)
+            self.written[stage.index] = own_bytes(written, rows)
             del moments
             assert kept is not None
             held[stage.index] = rows, kept, written
@@ -278,7 +179,7 @@ class _Passes:
             del found, rows, kept, written
 
     def _forward(
-        self, stage: Stage, rows: _Rows, *, keep: bool
+        self, stage: Stage, rows: BenchRows, *, keep: bool
     ) -> tuple[dict[str, Tensor], Kept | None, Tensor | None]:
         moments = None
         if stage.statistic is not None:
@@ -287,12 +188,12 @@ class _Passes:
         block = self.sample.block
         if not self.bench.program.training:
             with torch.no_grad():
-                return stage.run(block, _KEY, rows.gathered, rows.own), None, moments
-        written, kept = run_forward(stage, block, _KEY, rows.gathered, rows.own, keep=keep)
+                return stage.run(block, KEY, rows.gathered, rows.own), None, moments
+        written, kept = run_forward(stage, block, KEY, rows.gathered, rows.own, keep=keep)
         return written, kept, moments
 
     def _backward(
-        self, stage: Stage, rows: _Rows, kept: Kept, grads: dict[str, Tensor]
+        self, stage: Stage, rows: BenchRows, kept: Kept, grads: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         found = dict(run_backward(kept, grads))
         if stage.statistic is not None and stage.statistic.name in found:
@@ -303,7 +204,7 @@ class _Passes:
 
     def _run_works(self) -> None:
         bench, stages = self.bench, self.bench.program.stages
-        held: dict[int, tuple[_Rows, Kept]] = {}
+        held: dict[int, tuple[BenchRows, Kept]] = {}
         with Works() as works:
             for stage in stages:
                 rows = bench.rows(stage, self.sample)
@@ -324,7 +225,7 @@ class _Passes:
 class _Fits:
     """One stage's bytes and works on all blocks, as sizes."""
 
-    def __init__(self, law: Law, bench: _Bench, stage: Stage, passes: Sequence[_Passes]):
+    def __init__(self, law: Law, bench: Bench, stage: Stage, passes: Sequence[_Passes]):
         self._law, self._bench, self._stage, self._passes = law, bench, stage, passes
         index, blocks = stage.index, [p.sample.extent for p in passes]
         declared = [
@@ -434,33 +335,6 @@ def _reads(stage: Stage) -> tuple[str, ...]:
 def _own_of(half: Stage) -> tuple[str, ...]:
     """The own rows and inputs of edges that a half of a stage reads of others."""
     return tuple(n for n in (*half.reads, *half.edges) if n != f"sum.s{half.index}")
-
-
-def _parameters(kept: Kept) -> list[Tensor]:
-    """The leaves of a graph: parameters, each once."""
-    found: dict[int, Tensor] = {}
-    waiting: list[Any] = [end.grad_fn for end in kept.ends.values()]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(leaf := getattr(node, "variable", None), nn.Parameter):
-            found[id(leaf)] = leaf
-        for follower, _ in node.next_functions:
-            if follower is not None and follower not in seen:
-                seen.add(follower)
-                waiting.append(follower)
-    return list(found.values())
-
-
-def _own_bytes(written: Mapping[str, Tensor], rows: _Rows) -> int:
-    """Of memory that is of the rows written, and not of those that were given."""
-    given = {row.untyped_storage().data_ptr() for _, row in rows.items()}
-    memory = [row.untyped_storage() for row in written.values()]
-    return sum({m.data_ptr(): m.nbytes() for m in memory if m.data_ptr() not in given}.values())
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _sum(sizes: Iterable[Size]) -> Size:

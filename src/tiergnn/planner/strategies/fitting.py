@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tiergnn.errors import PlanError
 from tiergnn.hardware.machine import TIERS, Machine
@@ -11,6 +11,8 @@ from tiergnn.schedule.schedule import Schedule
 from tiergnn.units import format_bytes
 
 _FLAGS = {"device": "device_memory", "host": "host_memory", "disk": "disk"}
+_TRIES = 4  # to find how many slices fit
+_SPARE = 0.1  # of a tier: what is left when no better number of slices is looked for
 
 
 def shortfall(
@@ -58,3 +60,34 @@ def fitted(schedule: Schedule, machine: Machine, tiers: Sequence[str] = TIERS) -
     if error is not None:
         raise error
     return schedule
+
+
+def most_slices(
+    least: Schedule, written: Callable[[int], Schedule], limit: int, machine: Machine, tier: str
+) -> tuple[int, Schedule]:
+    """About the largest number of slices up to a limit with which a tier holds all, and the
+    schedule; found in few writings, since each slice takes about as much. None fits: ``least``.
+    """
+    room = machine.tier(tier).available_bytes
+    low, schedule, held, high = 0, least, held_bytes(least, tier), limit + 1
+    farther = TIERS[TIERS.index(tier) + 1 :]
+    far = sum(held_bytes(least, other) for other in farther)  # in slices that come nearer
+    if held > room or 2 * (room - held) * limit < far:
+        return 0, least
+    guess = min(limit, max(1, (room - held) * limit // max(1, far)))
+    for _ in range(_TRIES):
+        if not low < guess < high or (low and room - held < _SPARE * room):
+            break
+        tried = written(guess)
+        needs = held_bytes(tried, tier)
+        slice_bytes = max(1, (needs - held) // (guess - low))
+        if needs <= room:
+            low, schedule, held = guess, tried, needs
+        else:
+            high = guess
+        guess = min(high - 1, low + (room - held) // slice_bytes)
+    return low, schedule
+
+
+def held_bytes(schedule: Schedule, tier: str) -> int:
+    return peaks(schedule).get((0, tier), (0, {}))[0]

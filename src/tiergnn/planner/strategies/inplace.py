@@ -1,7 +1,7 @@
 """InPlace: rows of other ranks read where they lie, or from replicas on the device and the host.
 
-Classes of sources (``slice``): 0 own rows, 1 replicas on the device, 2 replicas in host memory, 3
-rows in their owner's memory. Backward goes over the transposed graph (``Layout.leaving``).
+Sums are over classes of sources (``classes``). Backward goes over the transposed graph
+(``Layout.leaving``).
 
 Legend: P rows of one part, V nodes of the graph.
 """
@@ -9,16 +9,13 @@ Legend: P rows of one part, V nodes of the graph.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
 
-from tiergnn.planner.strategies.pages import fault_pages
+from tiergnn.planner.strategies.classes import Classes
 from tiergnn.planner.strategies.ranked import Gathered, Ranked
 from tiergnn.planner.strategies.reading import Reading
-from tiergnn.planner.strategies.shares import Replicas, replicas_of, shares_of
+from tiergnn.planner.strategies.shares import Replicas, replicas_of
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.workload import StageWork
-
-CHUNKS = 4  # in which replicas are brought from host memory, one while another is aggregated
 
 
 class InPlace:
@@ -30,7 +27,7 @@ class InPlace:
         self._held: dict[tuple[str, int], Replicas] = {}  # (first gathered tensor, rank)
         self._summed: dict[int, str] = {}  # rank -> sums of its replicas, on their way
         self._whole = Reading(ranked, self)
-        self._shares = lru_cache(maxsize=None)(partial(shares_of, ranked.draft))
+        self._by = Classes(ranked)
 
     def give(self) -> None:
         for rank in self._ranked.ranks:
@@ -45,10 +42,6 @@ class InPlace:
         """Whether a stage gathers inputs alone: their replicas never change."""
         inputs = self._draft.workload.inputs
         return stage.divisible and all(name in inputs for name in stage.gathers)
-
-    def _stored(self, stage: StageWork) -> int:
-        """Bytes of a gathered row between ranks."""
-        return self._ranked.rooms.sent_bytes(stage.gathers)
 
     # Stages that want all sources together
 
@@ -121,7 +114,7 @@ class InPlace:
         sums: dict[int, list[str]] = {}
         read: dict[int, list[int]] = {}
         for rank in ranks:
-            sums[rank], remote = self._aggregate(
+            sums[rank], remote = self._by.sums(
                 stage, op, rank, sources, held[rank][0], room, met, starts[rank]
             )
             read[rank] = [*remote, *fresh[rank]]
@@ -140,125 +133,6 @@ class InPlace:
         buffers = [b for b in (replicas.device, replicas.host) if b]
         if buffers:
             self._writer.release(rank, *buffers)
-
-    def _aggregate(
-        self,
-        stage: StageWork,
-        op: Op,
-        rank: int,
-        sources: dict[int, list[str]],
-        replicas: Replicas,
-        room: Callable[[StageWork, int, int], str],
-        met: dict[int, int],
-        starts: list[int],
-    ) -> tuple[list[str], list[int]]:
-        """One rank's sums by class, and the actions that read of other ranks."""
-        leaving = op is Op.BACKWARD
-        shares, knobs = self._shares(rank, leaving), self._knobs
-        own, remote_lane = sources[rank], Lane.PEER if knobs.pipeline else Lane.COMPUTE
-        # All rooms first: what comes over another lane need not wait for this rank's own sums.
-        distant = shares.remote_edges > 0 and not knobs.managed
-        near = knobs.managed or bool(replicas.device)
-        wanted = {0: True, 1: near, 2: bool(replicas.host), 3: distant}
-        sums = {index: room(stage, rank, index) for index, there in wanted.items() if there}
-        after = [*starts, *([met[rank]] if rank in met else [])]
-        read: list[int] = []
-        pages = ""
-        if knobs.managed:
-            pages, index = fault_pages(self._draft, stage, rank, sources, after)
-            read.append(index)
-        self._add(stage, op, rank, 0, own, sums[0], shares.local_edges, after=starts)
-        if distant:
-            others = [name for r in sources if r != rank for name in sources[r]]
-            read.append(
-                self._writer.add(
-                    rank,
-                    remote_lane,
-                    op,
-                    stage=stage.index,
-                    part=rank,
-                    slice=3,
-                    reads=[*own, *others, self._ranked.rooms.edges(op, rank)],
-                    writes=[sums[3]],
-                    after=after,
-                    work=self._draft.remote_reads(
-                        rank, self._stored(stage), shares.remote_edges, leaving=leaving
-                    ),
-                )
-            )
-        if pages:
-            part = self._draft.layout.part(rank, leaving=leaving)
-            edges = part.edges - shares.local_edges
-            self._add(stage, op, rank, 1, [pages], sums[1], edges)
-            self._writer.release(rank, pages)
-        if replicas.device:
-            self._add(stage, op, rank, 1, [replicas.device], sums[1], shares.device_edges)
-        if replicas.host:
-            self._from_host(stage, op, rank, replicas.host, sums[2])
-        return list(sums.values()), read
-
-    def _add(
-        self,
-        stage: StageWork,
-        op: Op,
-        rank: int,
-        index: int,
-        sources: list[str],
-        out: str,
-        edges: int,
-        *,
-        after: list[int] | None = None,
-    ) -> None:
-        """One class that lies on the device."""
-        backward = op is Op.BACKWARD
-        total = max(1, self._draft.layout.part(rank, leaving=backward).edges)
-        self._writer.add(
-            rank,
-            Lane.COMPUTE,
-            op,
-            stage=stage.index,
-            part=rank,
-            slice=index,
-            reads=[*sources, self._ranked.rooms.edges(op, rank)],
-            writes=[out],
-            after=after or (),
-            work=self._draft.works(
-                stage.backward if backward else stage.forward,
-                self._draft.extent(rank),
-                kinds=("gather",),
-                edges_frac=edges / total,
-                backward=backward,
-            ),
-        )
-
-    def _from_host(self, stage: StageWork, op: Op, rank: int, replicas: str, out: str) -> None:
-        """Replicas in host memory come in chunks, each aggregated while the next one comes."""
-        shares, draft = self._shares(rank, op is Op.BACKWARD), self._draft
-        lane = Lane.H2D if self._knobs.pipeline else Lane.COMPUTE
-        bounds = [shares.host_rows * i // CHUNKS for i in range(CHUNKS + 1)]
-        edges = [shares.host_edges * i // CHUNKS for i in range(CHUNKS + 1)]
-        for i in range(CHUNKS):
-            rows = bounds[i + 1] - bounds[i]
-            if not rows:
-                continue
-            chunk = draft.take(
-                f"{stage.gathers[0]}.chunk.p{rank}", "staging",
-                rows * draft.sum_bytes(stage), rank=rank, lane=lane,
-            )  # fmt: skip
-            self._writer.add(
-                rank,
-                lane,
-                Op.COPY,
-                stage=stage.index,
-                part=rank,
-                reads=[replicas],
-                writes=[chunk],
-                work=[
-                    Work(kind="move", amount=rows * self._stored(stage), place=draft.link("h2d"))
-                ],
-            )
-            self._add(stage, op, rank, 2, [chunk], out, edges[i + 1] - edges[i])
-            self._writer.release(rank, chunk)
 
     # Replicas
 
@@ -280,16 +154,16 @@ class InPlace:
         if op is not Op.BACKWARD:
             self._held[stage.gathers[0], rank] = held
         others = [name for r in sources if r != rank for name in sources[r]]
-        shares, copies = self._shares(rank, leaving), []
+        shares, copies = self._by.shares(rank, leaving), []
         for buffer, rows, lane in (
             (held.device, shares.device_rows, Lane.PEER),
             (held.host, shares.host_rows, Lane.D2H),
         ):
             if buffer:
-                row = self._stored(stage)
+                row = self._by.stored(stage)
                 work = self._draft.remote_reads(rank, row, rows, leaving=leaving)
                 if lane is Lane.D2H:
-                    size = rows * self._stored(stage)
+                    size = rows * self._by.stored(stage)
                     work.append(Work(kind="move", amount=size, place=self._draft.link("d2h")))
                 copies.append(
                     self._writer.add(
@@ -321,7 +195,7 @@ class InPlace:
         if not knobs.device_cache_frac + knobs.host_cache_frac or knobs.exchange == "outputs":
             return False
         able = set(stage.reads) <= set(stage.gathers) and set(user.gathers) <= set(stage.writes)
-        narrower = self._draft.sum_bytes(stage) < self._stored(user)
+        narrower = self._draft.sum_bytes(stage) < self._by.stored(user)
         return able and (knobs.exchange == "inputs" or narrower)
 
     def summed(self, stage: StageWork, sums: dict[int, list[str]]) -> None:
@@ -351,7 +225,7 @@ class InPlace:
         )  # fmt: skip
         copies = {}
         for rank in ranks:
-            shares = self._shares(rank, False)
+            shares = self._by.shares(rank, False)
             rows = shares.device_rows + shares.host_rows
             self._summed[rank] = draft.take(
                 f"sum.s{stage.index}.cache.p{rank}", "cache", rows * draft.sum_bytes(stage),
@@ -367,7 +241,7 @@ class InPlace:
                     reads=[name for r in ranks if r != rank for name in sums[r]],
                     writes=[self._summed[rank]],
                     after=[met[rank]],
-                    work=self._draft.remote_reads(rank, self._stored(stage), rows),
+                    work=self._draft.remote_reads(rank, self._by.stored(stage), rows),
                 )
             ]
         self._writer.meet(Op.BARRIER, f"s{stage.index}.sums.out", Lane.PEER, after=copies)
@@ -377,7 +251,7 @@ class InPlace:
 
     def _update_replicas(self, maker: StageWork, user: StageWork, rank: int, sums: str) -> None:
         """The row-local rest of a stage once more, for the rows that this rank has replicas of."""
-        draft, shares = self._draft, self._shares(rank, False)
+        draft, shares = self._draft, self._by.shares(rank, False)
         old = self._held[maker.gathers[0], rank]
         new = replicas_of(draft, user, rank, given=False)
         rows = shares.device_rows + shares.host_rows
@@ -389,7 +263,7 @@ class InPlace:
             )  # fmt: skip
         work = draft.works(maker.forward, draft.dense(rows), kinds=("matmul", "stream"))
         if old.host and maker.reads:
-            moved = shares.host_rows * self._stored(maker)
+            moved = shares.host_rows * self._by.stored(maker)
             work.append(Work(kind="move", amount=moved, place=draft.link("h2d")))
         replicas = [b for b in (old.device, old.host) if b and maker.reads]
         parameters = [draft.own("parameters", rank)] if maker.parameter_bytes else []
@@ -418,7 +292,7 @@ class InPlace:
                 work=[
                     Work(
                         kind="move",
-                        amount=shares.host_rows * self._stored(user),
+                        amount=shares.host_rows * self._by.stored(user),
                         place=draft.link("d2h"),
                     )
                 ],

@@ -10,30 +10,26 @@ Legend: V nodes of the graph, P rows of a block, E edges.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from tiergnn.errors import PlanError
 from tiergnn.graph.shape import GraphShape, Layout
-from tiergnn.hardware.machine import TIERS, Machine
+from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.columns import Columns, like
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fitted
+from tiergnn.planner.strategies.fitting import fitted, held_bytes, most_slices
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import ahead
 from tiergnn.planner.strategies.slices import Slices, holding
 from tiergnn.schedule.actions import Lane, Op
-from tiergnn.schedule.check import peaks
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import StageWork, Workload
 
 USES = ("parts", "slices", "recompute", "storage", "tier", "topology")
 _ROWWISE = ("matmul", "stream")
-_TRIES = 4  # to find how many slices fit
-_SPARE = 0.1  # of a tier: what is left when no better number of slices is looked for
 
 
 def write(
@@ -78,45 +74,14 @@ def _write(
     least = written(0, 0)
     fitted(least, machine, ("device", "host"))
     nearer = machine.tier("device").available_bytes + machine.tier("host").available_bytes
-    disk_bytes = _held(least, "disk") - nearer  # what nearer memory cannot take
+    disk_bytes = held_bytes(least, "disk") - nearer  # what nearer memory cannot take
     if disk_bytes > 0 and disk_bytes > machine.tier("disk").available_bytes:
         return fitted(least, machine)
-    device, schedule = _most(least, lambda n: written(n, 0), knobs.slices, machine, "device")
+    device, schedule = most_slices(least, lambda n: written(n, 0), knobs.slices, machine, "device")
     if knobs.tier == "disk" and device < knobs.slices:
         left = knobs.slices - device
-        _, schedule = _most(schedule, lambda n: written(device, n), left, machine, "host")
+        _, schedule = most_slices(schedule, lambda n: written(device, n), left, machine, "host")
     return fitted(schedule, machine)
-
-
-def _most(
-    least: Schedule, written: Callable[[int], Schedule], limit: int, machine: Machine, tier: str
-) -> tuple[int, Schedule]:
-    """About the largest number of slices up to a limit with which a tier holds all, and the
-    schedule; found in few writings, since each slice takes about as much. None fits: ``least``.
-    """
-    room = machine.tier(tier).available_bytes
-    low, schedule, held, high = 0, least, _held(least, tier), limit + 1
-    farther = TIERS[TIERS.index(tier) + 1 :]
-    far = sum(_held(least, other) for other in farther)  # in slices that come nearer
-    if held > room or 2 * (room - held) * limit < far:
-        return 0, least
-    guess = min(limit, max(1, (room - held) * limit // max(1, far)))
-    for _ in range(_TRIES):
-        if not low < guess < high or (low and room - held < _SPARE * room):
-            break
-        tried = written(guess)
-        needs = _held(tried, tier)
-        slice_bytes = max(1, (needs - held) // (guess - low))
-        if needs <= room:
-            low, schedule, held = guess, tried, needs
-        else:
-            high = guess
-        guess = min(high - 1, low + (room - held) // slice_bytes)
-    return low, schedule
-
-
-def _held(schedule: Schedule, tier: str) -> int:
-    return peaks(schedule).get((0, tier), (0, {}))[0]
 
 
 @dataclass(slots=True)
