@@ -22,7 +22,7 @@ from tiergnn.models.trace import Program, trace
 from tiergnn.planner.strategies import resident
 from tiergnn.runtime.memory import PeakMeter, check_room, out_of_memory
 from tiergnn.runtime.outline import counts_of, outline
-from tiergnn.runtime.rows import Rows, aligned
+from tiergnn.runtime.rows import Rows, aligned, bad_value, first_not_finite
 from tiergnn.runtime.walk import Walk
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
@@ -53,7 +53,7 @@ class Resident:
         budget_bytes: int | None = None,
         schedule: Schedule | None = None,
     ):
-        self.device, self.seed = indexed(torch.device(device)), seed
+        self.device, self.seed, self._graph = indexed(torch.device(device)), seed, graph
         if graph.x is None and embedding is None:
             raise ConfigError("the graph has no node features", hint="features='degree'")
         self._meter = PeakMeter(self.device)
@@ -162,23 +162,22 @@ class Resident:
 
     def not_finite(self) -> str | None:
         """The first NaN or infinity in what the model reads of the graph, in words, or None."""
-        needs = self.programs[True].needs
-        tables = {"x": self._x, "edge_attr": self._edge_attr}
-        for name, rows in tables.items():
-            found = rows.first_not_finite() if rows is not None and name in needs else None
+        tables: dict[str, Rows | Tensor | None] = {
+            "x": self._x,
+            "edge_attr": self._edge_attr,
+            **self._edges,
+        }
+        for name in self.programs[True].needs:
+            rows = tables[name]
+            if rows is None:
+                continue
+            if isinstance(rows, Tensor):
+                found = first_not_finite(rows)
+            else:
+                found = rows.first_not_finite()
             if found is not None:
-                row, column, value = found
-                where = f"node {row}" if name == "x" else self._edge(row)
-                return f"{name}[{row}, {column}], of {where}, is {value}"
-        for name, values in self._edges.items():
-            if name in needs and not bool(torch.isfinite(values).all()):
-                edge = int(torch.nonzero(~torch.isfinite(values))[0])
-                return f"{name}[{edge}], of {self._edge(edge)}, is {float(values[edge])}"
+                return bad_value(self._graph, name, *found)
         return None
-
-    def _edge(self, edge: int) -> str:
-        end = int(torch.searchsorted(self.block.rowptr, edge, right=True)) - 1
-        return f"edge {int(self.block.col[edge])} -> {end}"
 
     def _input(self, name: str, rows: slice = slice(None)) -> Tensor:
         """Rows of an input as the model reads them; learned rows are the parameter itself."""

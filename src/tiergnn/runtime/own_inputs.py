@@ -15,7 +15,7 @@ from torch import Tensor
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.table import Table
 from tiergnn.runtime.own_part import OwnPart, as_slice
-from tiergnn.runtime.rows import Rows
+from tiergnn.runtime.rows import Rows, bad_value, first_not_finite
 
 _EXAMPLES = 8
 
@@ -58,21 +58,10 @@ class OwnInputs:
     def not_finite(self, names: Iterable[str]) -> str | None:
         """The first NaN or infinity in these inputs, in words, or None."""
         for name in names:
-            rows = self.rows[name]
-            rows = rows.reshape(len(rows), rows.shape[1:].numel())
-            bad = torch.nonzero(~torch.isfinite(rows))
-            if not len(bad):
-                continue
-            row, column = bad[0].tolist()
-            value = float(rows[row, column])
-            if name == "x":
-                gid = int(self._part.gid[row])
-                return f"x[{gid}, {column}], of node {gid}, is {value}"
-            edge = int(self._part.eid[row])
-            end = int(np.searchsorted(self._graph.rowptr, edge, side="right")) - 1
-            place = f"{edge}" if name == "edge_weight" else f"{edge}, {column}"
-            ends = f"{int(self._graph.col[edge])} -> {end}"
-            return f"{name}[{place}], of edge {ends}, is {value}"
+            if (found := first_not_finite(self.rows[name])) is not None:
+                row, column, value = found
+                ids = self._part.gid if name == "x" else self._part.eid
+                return bad_value(self._graph, name, int(ids[row]), column, value)
         return None
 
 

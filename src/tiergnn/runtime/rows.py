@@ -5,10 +5,12 @@ Legend: R rows, D columns.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tiergnn.errors import ConfigError
+from tiergnn.graph.csr import Graph
 from tiergnn.graph.table import Table
 from tiergnn.kernels.block import wrap
 
@@ -71,9 +73,9 @@ class Rows:
         for start in range(0, self._table.num_rows, step):
             values = torch.from_numpy(self._table.decode(slice(start, start + step)))
             values = values.to(self._dtype)
-            if not bool(torch.isfinite(values).all()):
-                row, column = torch.nonzero(~torch.isfinite(values))[0].tolist()
-                return start + row, column, float(values[row, column])
+            if (found := first_not_finite(values)) is not None:
+                row, column, value = found
+                return start + row, column, value
         return None
 
     def _decode(self, stored: Tensor, columns: slice = slice(None)) -> Tensor:
@@ -89,6 +91,25 @@ class Rows:
             total = values.abs().sum(dim=1, keepdim=True)
             values = values / torch.where(total > 0, total, 1.0)
         return values.to(self._dtype)
+
+
+def bad_value(graph: Graph, name: str, row: int, column: int, value: float) -> str:
+    """What is wrong with an input, in words: of node ``row`` for x, else of that edge."""
+    if name == "x":
+        return f"x[{row}, {column}], of node {row}, is {value}"
+    place = f"{row}" if name == "edge_weight" else f"{row}, {column}"
+    end = int(np.searchsorted(graph.rowptr, row, side="right")) - 1
+    return f"{name}[{place}], of edge {int(graph.col[row])} -> {end}, is {value}"
+
+
+def first_not_finite(rows: Tensor) -> tuple[int, int, float] | None:
+    """(row, column, value) of the first NaN or infinity in [R] or [R, ...]."""
+    flat = rows.reshape(len(rows), rows.shape[1:].numel())
+    bad = torch.nonzero(~torch.isfinite(flat))
+    if not len(bad):
+        return None
+    row, column = bad[0].tolist()
+    return row, column, float(flat[row, column])
 
 
 def aligned(values: Tensor) -> Tensor:

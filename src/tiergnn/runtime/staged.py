@@ -34,7 +34,7 @@ from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.memory import out_of_memory
 from tiergnn.runtime.own_inputs import examples
 from tiergnn.runtime.parts import Parts
-from tiergnn.runtime.rows import Rows
+from tiergnn.runtime.rows import Rows, bad_value, first_not_finite
 from tiergnn.runtime.slices import Slices
 from tiergnn.runtime.staged_walk import StagedWalk, buffers_put_back, peaks_of
 from tiergnn.runtime.transfers import Transfers
@@ -268,19 +268,12 @@ class Staged:
             if name not in needs:
                 continue
             if isinstance(rows, Tensor):
-                bad = torch.nonzero(~torch.isfinite(rows))
-                found = (int(bad[0]), 0, float(rows[bad[0]])) if len(bad) else None
+                found = first_not_finite(rows)
             else:
                 found = rows.first_not_finite()
             if found is not None:
-                row, column, value = found
-                where = f"node {row}" if name == "x" else self._edge(row)
-                return f"{name}[{row}, {column}], of {where}, is {value}"
+                return bad_value(self._graph, name, *found)
         return None
-
-    def _edge(self, edge: int) -> str:
-        end = int(np.searchsorted(self._graph.rowptr, edge, side="right")) - 1
-        return f"edge {int(self._graph.col[edge])} -> {end}"
 
     def close(self) -> None:
         """Give host memory and the scratch folder back."""
