@@ -56,7 +56,7 @@ def both(case, num_rows, width, dtype):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_values_and_gradients(case, dtype):
     if INTERPRETED and dtype == torch.float16 and case.p == 0:
-        pytest.skip("as the others")
+        pytest.skip("float16 is interpreted with dropout alone: bfloat16 has every case here")
     # The interpreter cuts bfloat16 off where a GPU rounds.
     rel = {torch.float64: 1e-14, torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}
     for num_rows, width in SHAPES if dtype == torch.float32 else SHAPES[:1]:

@@ -37,7 +37,7 @@ def write(
 ) -> Schedule:
     """One training step; the parts of the layout are the blocks of rows.
 
-    As many slices of every tensor stay on the device as fit; of the others as many in host memory,
+    About as many slices of every tensor stay on the device as fit; of the others in host memory,
     where the tier is "disk". Raises PlanError where a stage cannot be sliced, and where not even a
     slice at a time fits, with what would do.
     """
