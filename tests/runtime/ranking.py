@@ -39,19 +39,22 @@ class Seen:
 
 
 def train(
-    t: Transport, graph: Graph, plan: Plan, parts: Partition, evaluated: Workload, models, seen
-) -> None:
+    t: Transport, graph: Graph, plan: Plan, parts: Partition, evaluated: Workload, models, seen,
+    device: str = "cpu",
+) -> None:  # fmt: skip
     """Some epochs of one rank, into ``seen`` by its number."""
     model, dtype, ids = models[t.rank], *facts(graph, plan)
     ranked = Ranked(
-        model, graph, plan, t, labelled=ids, dtype=dtype, parts=parts, evaluated=evaluated
-    )
-    mine = torch.isin(ranked.rows, torch.from_numpy(ids))
-    y = torch.from_numpy(graph.y)[ranked.rows]
+        model, graph, plan, t, labelled=ids, dtype=dtype, parts=parts, evaluated=evaluated,
+        device=device,
+    )  # fmt: skip
+    rows = ranked.rows.cpu()
+    mine = torch.isin(rows, torch.from_numpy(ids))
+    y = torch.from_numpy(graph.y)[rows][mine].to(device)
 
     def share(out, part):
         assert part == t.rank
-        return F.cross_entropy(out[mine], y[mine], reduction="sum") / len(ids)
+        return F.cross_entropy(out[mine.to(device)], y, reduction="sum") / len(ids)
 
     found = Seen()
     for epoch in range(3):
@@ -86,12 +89,12 @@ def move(model: torch.nn.Module) -> None:
                 p -= 0.05 * p.grad
 
 
-def resident(graph: Graph, plan: Plan, name: str) -> Seen:
+def resident(graph: Graph, plan: Plan, name: str, device: str = "cpu") -> Seen:
     """The same on one device."""
     model, dtype, ids = make(name, plan), *facts(graph, plan)
-    whole = Resident(model, graph, dtype=dtype)
-    ids = torch.from_numpy(ids)
-    y = torch.from_numpy(graph.y)[ids]
+    whole = Resident(model, graph, dtype=dtype, device=device)
+    ids = torch.from_numpy(ids).to(device)
+    y = torch.from_numpy(graph.y).to(device)[ids]
     found = Seen()
     for epoch in range(3):
         model.zero_grad()
@@ -109,8 +112,9 @@ def dealt(graph: Graph, num_ranks: int, seed: int) -> Partition:
 
 
 def ranked(
-    name, graph, strategy, num_ranks, *, dtype=torch.float64, seed=0, started=None, **knobs
-) -> tuple[list[Seen], Plan]:
+    name, graph, strategy, num_ranks, *, dtype=torch.float64, seed=0, started=None, device="cpu",
+    **knobs,
+) -> tuple[list[Seen], Plan]:  # fmt: skip
     """What all ranks saw, and the plan. ``started``: so many ranks instead."""
     parts = dealt(graph, num_ranks, seed)
     chosen = Knobs(ranks=num_ranks, **knobs)
@@ -119,7 +123,7 @@ def ranked(
     evaluated = workload(name, dtype, False)
     seen: dict[int, Seen] = {}
     models = [make(name, plan) for _ in range(num_ranks)]  # threads share one random state
-    arguments = graph, plan, parts, evaluated, models, seen
+    arguments = graph, plan, parts, evaluated, models, seen, device
     launch(train, started or num_ranks, arguments, transport="virtual")
     return [seen[rank] for rank in range(num_ranks)], plan
 
@@ -153,10 +157,13 @@ def start_processes(
     launch(in_process, num_ranks, arguments, transport=transport, context=FORKSERVER)
 
 
-def compare(name, graph, strategy, num_ranks, *, dtype=torch.float64, seed=0, **knobs):
+def compare(
+    name, graph, strategy, num_ranks, *, dtype=torch.float64, seed=0, device="cpu", **knobs
+):
     """Losses, gradients, statistics and predictions are the resident run's, alike on all ranks."""
-    ours, plan = ranked(name, graph, strategy, num_ranks, dtype=dtype, seed=seed, **knobs)
-    theirs, rel = resident(graph, plan, name), 1e-10 if dtype == torch.float64 else 1e-5
+    knobs.update(dtype=dtype, seed=seed, device=device)
+    ours, plan = ranked(name, graph, strategy, num_ranks, **knobs)
+    theirs, rel = resident(graph, plan, name, device), 1e-10 if dtype == torch.float64 else 1e-5
     for got in ours:
         assert got.losses == ours[0].losses
         for mine, first in zip(got.grads, ours[0].grads, strict=True):

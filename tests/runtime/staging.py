@@ -79,8 +79,9 @@ class Pair:
 
     @classmethod
     def make(
-        cls, name, graph, strategy, knobs, *, dtype=torch.float64, seed=0, there=None, scratch=None
-    ):
+        cls, name, graph, strategy, knobs, *, dtype=torch.float64, seed=0, there=None, scratch=None,
+        device="cpu",
+    ):  # fmt: skip
         torch.manual_seed(seed)
         model = NETS[name]().to(dtype)
         draw = np.random.default_rng(seed)
@@ -90,21 +91,22 @@ class Pair:
         other = copy.deepcopy(model)
         staged = Staged(
             model, graph, plan, labelled=graph.splits["train"], dtype=dtype, parts=parts,
-            evaluated=workload(name, dtype, False), scratch=scratch,
+            evaluated=workload(name, dtype, False), scratch=scratch, device=device,
         )  # fmt: skip
-        return cls(staged, Resident(other, graph, dtype=dtype), graph)
+        return cls(staged, Resident(other, graph, dtype=dtype, device=device), graph)
 
     def share(self, out, part):
         """A part's share of the mean cross entropy."""
         ids = torch.from_numpy(self.graph.splits["train"])
         gid = self.staged.parts.gids[part]
         mine = torch.isin(gid, ids)
-        y = torch.from_numpy(self.graph.y)[gid]
-        return F.cross_entropy(out[mine], y[mine], reduction="sum") / len(ids)
+        y = torch.from_numpy(self.graph.y)[gid][mine].to(out.device)
+        return F.cross_entropy(out[mine.to(out.device)], y, reduction="sum") / len(ids)
 
     def whole(self, out):
         ids = torch.from_numpy(self.graph.splits["train"])
-        return F.cross_entropy(out[ids], torch.from_numpy(self.graph.y)[ids])
+        y = torch.from_numpy(self.graph.y)[ids].to(out.device)
+        return F.cross_entropy(out[ids.to(out.device)], y)
 
     def models(self):
         return self.staged.model, self.resident.model
@@ -141,7 +143,7 @@ def close(got, want, rel: float) -> None:
         other = got if want is None else want
         assert other is None or not other.any()
         return
-    got, want = got.detach().double(), want.detach().double()
+    got, want = got.detach().cpu().double(), want.detach().cpu().double()
     assert got.shape == want.shape
     if want.numel():
         worst = float((got - want).abs().max())

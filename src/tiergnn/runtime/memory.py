@@ -131,6 +131,7 @@ def device_budget(device: torch.device, budget_bytes: int | None) -> Iterator[No
         yield
         return
     total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.empty_cache()  # what the allocator keeps of earlier work counts against the budget
     torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), device)
     try:
         yield
