@@ -11,7 +11,12 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def launch(
-    kernel: Any, grid: tuple[int, int], given: dict[str, Any], *, num_warps: int = 1
+    kernel: Any,
+    grid: tuple[int, int],
+    given: dict[str, Any],
+    *,
+    num_warps: int = 1,
+    num_stages: int = 3,
 ) -> None:
     """Enqueue ``kernel`` on the current stream with those of ``given`` that it has a name for.
 
@@ -27,10 +32,10 @@ def launch(
         value if param.is_constexpr else _kind(value)
         for param, value in zip(kernel.params, values, strict=True)
     ]
-    key = kernel, num_warps, *kinds
+    key = kernel, num_warps, num_stages, *kinds
     compiled = _compiled.get(key)
     if compiled is None:
-        compiled = kernel[grid](*values, num_warps=num_warps)
+        compiled = kernel[grid](*values, num_warps=num_warps, num_stages=num_stages)
         if compiled is not None:
             _compiled[key] = compiled
     else:
