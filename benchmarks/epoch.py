@@ -100,7 +100,7 @@ def contestants(args: argparse.Namespace, name: str, graph: Graph, dropout: floa
         name, args.features, classes, hidden_channels=width, dropout=dropout, input_dropout=0.0,
         **options,
     )  # fmt: skip
-    resident = Resident(ours, graph)
+    resident = Resident(ours, graph, prepare=True)
     optimizer = torch.optim.Adam(ours.parameters(), lr=0.01)
     steps = iter(range(10**9))
 

@@ -87,7 +87,7 @@ def run(step: Callable[[int], float], epochs: int) -> dict[str, Any]:
 
 
 def ours(model: Net, graph: Graph, y: Tensor, epochs: int, dtype: torch.dtype) -> dict[str, Any]:
-    resident = Resident(model, graph, device="cuda", dtype=dtype)
+    resident = Resident(model, graph, device="cuda", dtype=dtype, prepare=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     def step(epoch: int) -> float:

@@ -40,6 +40,7 @@ def plan(
     criterion: str | Callable[..., Any] | None = None,
     split: str | int | Mapping[str, Any] | None = None,
     features: str = "auto",
+    prepare: bool = True,
     device: str = "auto",
     dtype: str | None = None,
     seed: int = 0,
@@ -70,6 +71,7 @@ def plan(
         criterion=criterion,
         split=split,
         features=features,
+        prepare=prepare,
         device=device,
         dtype=dtype,
         seed=seed,
@@ -114,6 +116,7 @@ def train(
     clip: float | None = None,
     eval_every: int = 1,
     features: str = "auto",
+    prepare: bool = True,
     normalize_features: str | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -158,7 +161,10 @@ def train(
     clip: largest norm of all gradients together. eval_every: epochs between evaluations.
     features: "auto" (the stored ones, else "degree"), "stored", "degree", "constant", "onehot",
     "embedding:WIDTH" (learned rows). normalize_features: "row" divides each
-    row by the sum of its absolute values.
+    row by the sum of its absolute values. prepare: what the model makes of the graph and its
+    features alone, before any parameter or dropout (a first aggregation, the hops of an SGC), is
+    made once and held; False makes it at every step, which takes less memory where the features
+    are read besides. A ``plan`` has chosen already.
     dtype: "float32", "float64" or "bfloat16"; None is the model's own. device_memory: the most that
     the run may take on its device. checkpoint_every: epochs; None is about every 30 seconds.
     progress: True, False, or a callable that gets each epoch's record.
@@ -184,6 +190,7 @@ def train(
         clip=clip,
         eval_every=eval_every,
         features=features,
+        prepare=prepare,
         normalize_features=normalize_features,
         seed=seed,
         device=device,

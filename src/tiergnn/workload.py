@@ -15,6 +15,7 @@ from tiergnn import frozen
 
 FORMAT = "tiergnn-workload"
 VERSION = 1
+INPUTS = ("x", "edge_weight", "edge_attr")  # that a graph has
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,11 @@ class Workload:
     topology: Topology = Topology()
     learned: Learned = Learned()
     buffer_bytes: int = 0  # of the model's buffers, and of single numbers between steps
+
+    @property
+    def prepared(self) -> tuple[str, ...]:
+        """Inputs that are made of the graph's before the first step."""
+        return tuple(name for name in self.inputs if name not in INPUTS)
 
     def row_kind(self, name: str) -> RowKind:
         return next(rows for rows in self.rows if rows.name == name)

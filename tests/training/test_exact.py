@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINConv, SAGEConv, models
 
 import tiergnn as tg
+from tests.planner.strategies.cases import machine
 from tests.training.models import Net, community, net, same_bits, weights
 from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.csr import from_edges
@@ -272,3 +273,41 @@ def test_edge_weights_and_narrow_edge_features_reach_the_model(caplog):
     tg.train(graph, net(graph), epochs=1, **QUIET)
     for name in ("edge_weight", "edge_attr"):
         assert f"does not read the graph's {name}" in caplog.text
+
+
+def wide(graph):
+    """Features that are read by the first aggregation alone."""
+    torch.manual_seed(0)
+    return models.GCN(graph.x.width, 16, 2, graph.num_classes, 0.5)
+
+
+def test_rows_that_are_prepared_change_no_number_but_for_rounding(tmp_path):
+    graph = community(80)
+    options = {"epochs": 4, "dtype": "float64", **QUIET}
+    run = tg.train(graph, wide(graph), out=tmp_path / "run", **options)
+    want = tg.train(graph, wide(graph), prepare=False, **options)
+    np.testing.assert_allclose(run.losses, want.losses, rtol=1e-10)
+    np.testing.assert_allclose(run.predict(), want.predict(), rtol=1e-9, atol=1e-10)
+    resumed = tg.resume(tmp_path / "run", graph, wide(graph), epochs=6, progress=False)
+    unbroken = tg.train(graph, wide(graph), **options | {"epochs": 6})
+    assert resumed.losses == unbroken.losses
+    assert np.array_equal(resumed.predict(), unbroken.predict())
+
+
+def test_a_plan_says_what_is_prepared_and_is_carried_out_so():
+    graph, there = community(300), machine(1)
+    kept = {"machine": there, "device": "cpu", "strategies": ["resident"]}
+    plan = tg.plan(graph, wide(graph), **kept)
+    bare = tg.plan(graph, wide(graph), prepare=False, **kept)
+    assert "prepared once" in plan.explain()
+    assert "prepared" not in bare.explain()
+    assert plan.workload.prepared
+    assert plan.seconds < bare.seconds
+    run = tg.train(graph, wide(graph), plan, epochs=3, **QUIET)
+    want = tg.train(graph, wide(graph), epochs=3, **QUIET)
+    assert run.losses == want.losses
+    without = tg.train(graph, wide(graph), bare, epochs=3, **QUIET)
+    assert without.losses == tg.train(graph, wide(graph), epochs=3, prepare=False, **QUIET).losses
+    # What is made only where there is room: without it less memory does.
+    least = tg.plan(graph, wide(graph), device_memory=bare.peak_bytes["device"], **kept)
+    assert least.peak_bytes["device"] <= bare.peak_bytes["device"]

@@ -194,6 +194,13 @@ Features = Annotated[
         default="stored, else degree",
     ),
 ]
+Prepare = Annotated[
+    bool,
+    _data(
+        "--prepare/--no-prepare",
+        help="Make what depends on the graph and its features alone once, not at every step.",
+    ),
+]
 NormalizeFeatures = Annotated[
     bool,
     _data("--normalize-features", help="Divide a row by the sum of its absolute values."),

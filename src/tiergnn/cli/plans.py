@@ -65,6 +65,7 @@ def plan(
     optimizer: opt.Optimizer = None,
     split: opt.Split = None,
     features: opt.Features = None,
+    prepare: opt.Prepare = True,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     frontier: Annotated[
@@ -106,6 +107,7 @@ def plan(
         "optimizer": optimizer,
         "split": split,
         "features": features,
+        "prepare": None if prepare else False,
         "device": device,
         "dtype": dtype,
     }

@@ -67,6 +67,7 @@ def train(
     seed: opt.Seed = None,
     split: opt.Split = None,
     features: opt.Features = None,
+    prepare: opt.Prepare = True,
     normalize_features: opt.NormalizeFeatures = False,
     device: opt.Device = None,
     device_memory: opt.DeviceMemory = None,
@@ -137,6 +138,7 @@ def train(
         seed=seed,
         split=split,
         features=features,
+        prepare=None if prepare else False,
         normalize_features="row" if normalize_features else None,
         device=device,
         device_memory=device_memory,
@@ -253,7 +255,7 @@ def _planned(
     from tiergnn.training.options import Options
     from tiergnn.training.planning import carried_out
 
-    reads = ("optimizer", "criterion", "split", "features", "device", "dtype", "seed")
+    reads = ("optimizer", "criterion", "split", "features", "prepare", "device", "dtype", "seed")
     ranks = budgets.get("ranks", 1)
     known = ["resident", *EVALUATIONS] if ranks == 1 else carried_out(Options(**choices), ranks)
     chosen: dict[str, Any] = {"strategies": known} | budgets

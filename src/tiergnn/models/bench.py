@@ -27,7 +27,7 @@ class Bench:
     def __init__(self, program: Program, inputs: Mapping[str, Tensor], learned: bool):
         self.program = program
         self.device = inputs["x"].device
-        self.edges = [name for name in program.needs if name != "x"]
+        self.edges = [name for name in program.needs if program.rows[name].of == "edges"]
         self._inputs = inputs
         self._generator = torch.Generator(self.device).manual_seed(0)
         # Names of rows and moments that gradients flow to.

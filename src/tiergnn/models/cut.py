@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from tiergnn.models import functional as ops
 from tiergnn.models.code import (
-    EDGE_INPUTS,
     Code,
     gathered_by,
     is_bound,
@@ -59,7 +58,7 @@ class _Cut:
         self._name()
         stages = [self._describe(index) for index in range(self.num_stages)]
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.users]
-        needs = [str(n.target) for n in placeholders if n.target in ("x", *EDGE_INPUTS)]
+        needs = [str(n.target) for n in placeholders if fact(n).kind in ("rows", "edges")]
         named = {n: name for n, name in self.names.items() if not is_statistic(n)}
         named |= {n: str(n.target) for n in placeholders if n.target in needs}
         return Program(
@@ -90,7 +89,7 @@ class _Cut:
         was dropped out, which costs more than to read it.
         """
         if node.op == "placeholder":
-            return node.target == "x"
+            return fact(node).kind == "rows"
         if node.op == "output":
             return False
         if is_bound(node):
@@ -172,8 +171,8 @@ class _Cut:
         """Name the rows that outlive their stage h1, h1a, h1b ... and statistics s2, s3 ..."""
         count = [0] * self.num_stages
         for node in self.graph.nodes:
-            if node.op == "placeholder" and node.target == "x":
-                self.names[node] = "x"
+            if node.op == "placeholder" and fact(node).kind == "rows":
+                self.names |= {node: str(node.target)} if node.users else {}
             elif is_statistic(node):
                 self.names[node] = f"s{self.stage[node]}"
             elif node in self.stage and (

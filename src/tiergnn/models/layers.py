@@ -3,8 +3,8 @@
 A layer is called as PyG's is, ``layer(x, edge_index, ...)``, with an ``edge_index`` [2, E] in any
 order or with a Block (rows of edges are then in the block's order). ``in_channels`` -1 takes the
 width of the first input. Options of PyG's that are not here raise ConfigError. A GCN's, SAGE's or
-SGC's dense product runs on the side of the aggregation that makes gathered rows narrower, which
-changes nothing but rounding.
+SGC's dense product runs on the side of the aggregation that makes gathered rows narrower, or after
+an aggregation that can be prepared (``models/prepare``), which changes nothing but rounding.
 
 Legend: V nodes, P destinations, S sources, E edges, D in-features, F out-features.
 """
@@ -24,6 +24,7 @@ from tiergnn.models import functional as ops
 from tiergnn.models.attention import GATConv, GATv2Conv
 from tiergnn.models.bipartite import Sides, sides_of
 from tiergnn.models.edges import edges_of
+from tiergnn.models.fixed import is_free_to_aggregate
 from tiergnn.models.linear import Linear, ensure, reset, zeros
 from tiergnn.models.options import check_options
 
@@ -79,7 +80,7 @@ class GCNConv(nn.Module):
         _check_single(self, x)
         edges = edges_of(edge_index, x.shape[0])
         weight = edges.rows(edge_weight)
-        narrow_first = self.out_channels <= x.shape[-1]
+        narrow_first = self.out_channels <= x.shape[-1] and not is_free_to_aggregate(x)
         if narrow_first:
             x = self.lin(x)
         bias = self.bias if narrow_first else None
@@ -159,7 +160,8 @@ class SAGEConv(nn.Module):
         sides: Sides = sides_of(x, edge_index, size)
         x_src = self.lin(sides.x_src).relu() if self.project else sides.x_src
         reduce = "sum" if self.aggr == "add" else self.aggr
-        if reduce != "max" and self.out_channels < x_src.shape[-1]:
+        narrow_first = self.out_channels < x_src.shape[-1] and not is_free_to_aggregate(x_src)
+        if reduce != "max" and narrow_first:
             ensure(self.lin_l, x_src)
             out = ops.propagate(F.linear(x_src, self.lin_l.weight), sides.block, reduce=reduce)
             if self.lin_l.bias is not None:
@@ -250,7 +252,9 @@ class SGConv(nn.Module):
         _check_single(self, x)
         edges = edges_of(edge_index, x.shape[0])
         weight = edges.rows(edge_weight)
-        narrow_first = self.K > 0 and self.out_channels < x.shape[-1]
+        narrow_first = (
+            self.K > 0 and self.out_channels < x.shape[-1] and not is_free_to_aggregate(x)
+        )
         if narrow_first:
             ensure(self.lin, x)
             x = F.linear(x, self.lin.weight)

@@ -32,7 +32,7 @@ from tiergnn.models.linearity import Law, peak_of
 from tiergnn.models.moments import moments_grad
 from tiergnn.models.passes import Kept, run_backward, run_forward
 from tiergnn.models.sample_blocks import SampleBlock, sample_blocks
-from tiergnn.models.stages import Stage
+from tiergnn.models.stages import Program, Stage
 from tiergnn.models.trace import trace
 from tiergnn.models.works import Done, Works, terms
 from tiergnn.workload import (
@@ -56,19 +56,21 @@ def meter(
     training: bool = True,
     learned: bool = False,
     loops: bool = True,
+    prepared: bool = False,
     ending: Ending | None = None,
 ) -> Workload:
     """The workload of ``model`` on the device and in the dtype of ``inputs`` (as for ``trace``).
 
     ``learned``: the features x are parameters. ``loops``: the graph has edges from rows to
-    themselves (at most one a row, for what is counted to bound it). ``ending`` is what follows the
-    stages. A copy of the model is run; the model stays as it is.
+    themselves (at most one a row, for what is counted to bound it). ``prepared``: as for ``trace``.
+    ``ending`` is what follows the stages. A copy of the model is run; the model stays as it is.
     Raises ConfigError for a model that cannot be cut or copied.
     """
     x = inputs["x"]
     model = _copy(model).to(x.device, x.dtype if x.is_floating_point() else None)
     with one_thread(), _mode(model, training):
-        program = trace(model, inputs, training=training)
+        program = trace(model, inputs, training=training, prepared=prepared)
+        inputs = {**inputs, **_examples(program, x)}
         bench = Bench(program, inputs, learned)
         passes = [_Passes(bench, sample) for sample in sample_blocks(inputs, loops=loops)]
         law = Law([p.sample.extent for p in passes], [p.sample.loops for p in passes])
@@ -111,6 +113,12 @@ def meter(
         learned=Learned(row.held_bytes, row.state_bytes),
         buffer_bytes=bytes_of(model.buffers()) + _PAGE,
     )
+
+
+def _examples(program: Program, x: Tensor) -> dict[str, Tensor]:
+    """Some prepared rows."""
+    kinds = {made.name: program.rows[made.name] for made in program.prepared}
+    return {n: x.new_ones(x.shape[0], *k.shape, dtype=k.dtype) for n, k in kinds.items()}
 
 
 def _copy(model: nn.Module) -> nn.Module:

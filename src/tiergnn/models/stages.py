@@ -17,7 +17,7 @@ from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key
 from tiergnn.models import norms
 from tiergnn.models.functional import Columns
-from tiergnn.models.moments import combine_moments, moments
+from tiergnn.models.moments import combine_moments, moments, moments_beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +120,13 @@ class Stage:
 
     def partial(self, block: Block, own: Mapping[str, Tensor]) -> Tensor:
         """The moments [3, D] of this part's rows; raises ConfigError for a graph too small."""
+        return moments(self._rows_of_moments(block, own))
+
+    def partial_beside(self, block: Block, own: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The same and the rows, for what reads them from then on: see ``moments_beside``."""
+        return moments_beside(self._rows_of_moments(block, own))
+
+    def _rows_of_moments(self, block: Block, own: Mapping[str, Tensor]) -> Tensor:
         assert self.statistic is not None
         if (block.num_graph_nodes or 0) == 1 and self.statistic.least_rows > 1:
             raise ConfigError(
@@ -127,7 +134,7 @@ class Stage:
                 culprit=self.place or self.module,
                 hint="torch_geometric's BatchNorm(allow_single_element=True)",
             )
-        return moments(own[self.statistic.of])
+        return own[self.statistic.of]
 
     def combine(self, parts: Sequence[Tensor]) -> Tensor:
         """The moments of all rows, from the parts' in the order of the parts."""
@@ -141,23 +148,51 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Prepared:
+    """Rows that the graph and its features alone decide: an input that ``program`` makes, once.
+
+    ``columnwise``: from any columns of x it makes the same columns. Programs with the same ``text``
+    make the same.
+    """
+
+    name: str
+    program: Program
+    text: str
+    columnwise: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
-    """A model as stages, for training or for evaluation. ``print(program)`` shows the cut."""
+    """A model as stages, for training or for evaluation. ``print(program)`` shows the cut.
+
+    ``needs`` are the inputs that it reads, among x, edge_weight, edge_attr, and the ``prepared``.
+    """
 
     training: bool
-    needs: tuple[str, ...]  # inputs that it reads, among x, edge_weight, edge_attr
+    needs: tuple[str, ...]
     stages: tuple[Stage, ...]
     rows: Mapping[str, Rows]  # every row tensor by name, the inputs among them
     between: Mapping[str, Rows]  # what halves of stages hand over, by name
     output: str  # the row tensor that the model returns
+    prepared: tuple[Prepared, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What of the graph is read, for prepared rows, too."""
+        names = [name for made in self.prepared for name in made.program.needs]
+        given = {made.name for made in self.prepared}
+        return tuple(n for n in dict.fromkeys([*names, *self.needs]) if n not in given)
 
     def run(self, inputs: Mapping[str, Tensor], block: Block, key: Key | None = None) -> Tensor:
         """The model's output [V, ...] over a block that is the whole graph, differentiable.
 
         ``inputs`` are x [V, D] and what else the program ``needs``, rows of edges in the block's
         order; ``key`` is the dropout key of the step. Raises ConfigError when one is missing.
+        Prepared rows that are not among the inputs are made.
         """
         rows: dict[str, Tensor] = {}
+        made = {p.name: p.program for p in self.prepared if p.name not in inputs}
+        inputs = {**inputs, **{name: program.run(inputs, block) for name, program in made.items()}}
         for name in self.needs:
             if name not in inputs:
                 raise ConfigError(f"the program needs {name}", hint="pass it in inputs")
@@ -180,6 +215,9 @@ class Program:
         mode = "training" if self.training else "evaluation"
         inputs = ", ".join(str(self.rows[name]) for name in self.needs)
         lines = [f"{inputs} -> {self.rows[self.output]}, {mode}, {len(self.stages)} stages"]
+        for made in self.prepared:
+            code = ", ".join(" ".join(stage.code) for stage in made.program.stages)
+            lines.append(f"{self.rows[made.name]} is prepared once: {code}")
         table = [("stage", "operation", "gathers", "reads", "writes", "code", "at")]
         for stage in self.stages:
             table.append(

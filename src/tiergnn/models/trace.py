@@ -7,6 +7,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tiergnn.models.cut import cut
 from tiergnn.models.epilogues import join_epilogues
 from tiergnn.models.judge import Probe
 from tiergnn.models.places import place_of_error
+from tiergnn.models.prepare import prepare
 from tiergnn.models.rowlocal import sample, words
 from tiergnn.models.stages import Program, Rows, Stage, Statistic
 from tiergnn.models.traced import TracedData, fact, is_traced
@@ -38,20 +40,23 @@ _DATA = words("data batch graph g sample")
 _LAZY = words("in_channels in_features num_features input_size normalized_shape training")
 
 
-def trace(model: nn.Module, inputs: Mapping[str, Tensor], *, training: bool) -> Program:
+def trace(
+    model: nn.Module, inputs: Mapping[str, Tensor], *, training: bool, prepared: bool = False
+) -> Program:
     """Cut a model into stages.
 
     ``inputs`` are examples of what the graph has: x [V, D] and, if any, edge_weight [E] and
     edge_attr [E, D]; dtype, device, trailing shape and first rows are read. ``forward`` takes
     (x, edge_index) and optionally edge weights or features, by PyG's names, or one Data. Lazy
     parameters get their shapes. The model keeps its mode, parameters and buffers.
+    ``prepared``: rows that x and the graph alone decide may be inputs (``Program.prepared``).
 
     Raises ConfigError, with the line of the model, for what cannot be cut: see docs/design.md.
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a model is a torch.nn.Module, had {type(model).__name__}")
-    tracer = ModelTracer(_probe(model, inputs))
+    tracer = ModelTracer(_probe(model, inputs), prepares=prepared)
     root = _Root(model, tracer, tuple(inputs))
     with _mode(model, training), _unchanged(model, tracer), _no_draws(tracer):
         try:
@@ -73,8 +78,9 @@ def trace(model: nn.Module, inputs: Mapping[str, Tensor], *, training: bool) -> 
             culprit=known.place if known is not None else None,
             hint="return the output of every node, [V, ...]; losses and pooling go outside",
         )
+    made = prepare(graph, root, training=training) if prepared else ()
     join_epilogues(graph, root)
-    program = cut(graph, root, training=training)
+    program = replace(cut(graph, root, training=training), prepared=made)
     del root._count  # it holds the tracer, whose examples nobody reads any more
     return program
 

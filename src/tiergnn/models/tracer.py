@@ -46,8 +46,9 @@ class ModelTracer(Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, *, prepares: bool = False) -> None:
         super().__init__()
+        self.prepares = prepares  # rows that x and the graph alone decide are made once
         self.judge = Judge(self, probe)
         self.paused = False
         self.sites = 0  # dropout calls so far

@@ -47,7 +47,8 @@ class Choosing:
 
     ``storage`` names dtypes that rows may be stored in off the device, at the price of exactness;
     without any, every plan gives the numbers of one device. ``thorough`` tries the slow places too,
-    for a frontier; with ``fewer`` plans may leave some of the ranks out.
+    for a frontier; with ``fewer`` plans may leave some of the ranks out. ``prepared`` is the
+    workload where rows that the graph and its features decide are made once, if there are any.
     """
 
     workload: Workload
@@ -56,6 +57,7 @@ class Choosing:
     ranks: int = 1
     factors: tuple[tuple[str, float], ...] = ()
     storage: tuple[str, ...] = ()
+    prepared: Workload | None = None
     layout_of: Callable[[int], Layout] | None = None
     notes: tuple[str, ...] = ()
     thorough: bool = False
@@ -68,12 +70,12 @@ class Choosing:
             return self.layout_of(num_parts)
         return expected_layout(self.shape, num_parts)
 
-    def trial(self, name: str, knobs: Knobs) -> Trial:
+    def trial(self, name: str, knobs: Knobs, workload: Workload | None = None) -> Trial:
         """Write, prove and clock one plan."""
         plan = Plan(
             strategy=name,
             knobs=knobs,
-            workload=self.workload,
+            workload=workload or self.workload,
             shape=self.shape,
             layout=self.layout(max(knobs.parts, knobs.ranks)),
             machine=self.machine,
@@ -117,10 +119,13 @@ class Choosing:
         return staged(self, name) if name in ON_ONE else self._ranked(name, ranks)
 
     def _resident(self) -> Iterator[Trial]:
-        """Everything on one device: all is kept, or some stages run again."""
+        """Everything on one device: all is kept, or some stages run again; rows are prepared, or,
+        as that takes memory, not."""
         nodes, edges = self.shape.num_nodes, self.shape.num_edges
-        for recompute in self._recomputes(Extent(nodes, nodes, edges), _RECOMPUTES):
-            yield self.trial("resident", Knobs(recompute=recompute))
+        extent = Extent(nodes, nodes, edges)
+        for workload in filter(None, (self.prepared, self.workload)):
+            for recompute in self._recomputes(workload, extent, _RECOMPUTES):
+                yield self.trial("resident", Knobs(recompute=recompute), workload)
 
     def _ranked(self, name: str, ranks: int) -> Iterator[Trial]:
         """One part a rank; stages run again where keeping everything does not fit, or when
@@ -128,7 +133,7 @@ class Choosing:
         part = max(self.layout(ranks).parts, key=lambda one: one.edges)
         extent = Extent(part.rows, part.sources, part.edges)
         for dtype in (None, *self.storage):
-            for recompute in self._recomputes(extent, _RECOMPUTES_OF_RANKS):
+            for recompute in self._recomputes(self.workload, extent, _RECOMPUTES_OF_RANKS):
                 bare = self.trial(name, Knobs(ranks=ranks, storage=dtype, recompute=recompute))
                 yield bare
                 if bare.plan is None:
@@ -138,11 +143,11 @@ class Choosing:
                 if not self.thorough:
                     break
 
-    def _recomputes(self, extent: Extent, most: int) -> list[tuple[int, ...]]:
+    def _recomputes(self, workload: Workload, extent: Extent, most: int) -> list[tuple[int, ...]]:
         """Sets of stages to run again, none of them first."""
         costs = Costs(machine=self.machine, factors=dict(self.factors))
         evenness = self.shape.out_degrees.evenness
-        found = recomputes(self.workload, extent, evenness, costs, most)
+        found = recomputes(workload, extent, evenness, costs, most)
         return list(dict.fromkeys([(), *found]))
 
 

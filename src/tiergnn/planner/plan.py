@@ -112,6 +112,12 @@ class Plan:
             f"  predicted {format_seconds(self.seconds)} a step; the busiest lane is "
             f"{self.bottleneck}",
         ]
+        if names := self.workload.prepared:
+            kinds = (self.workload.row_kind(name) for name in names)
+            widths = ", ".join(str(kind.width) for kind in kinds)
+            lines.append(
+                f"  prepared once, of the graph and its features: rows of {widths} numbers"
+            )
         if self.layout.num_parts > 1:
             lines.append(f"  {self.layout.num_parts} parts ({self.layout.method}), {exact}")
         for tier, kinds in self.held.items():

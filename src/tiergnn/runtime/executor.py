@@ -8,7 +8,7 @@ Legend: V nodes, E edges, D features, C outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from tiergnn.errors import ConfigError
 from tiergnn.graph.csr import Graph
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import step_key
+from tiergnn.models.stages import Prepared
 from tiergnn.models.trace import Program, trace
 from tiergnn.planner.strategies import resident
 from tiergnn.runtime.memory import PeakMeter, check_room, out_of_memory
@@ -34,6 +35,8 @@ class Resident:
     The model is moved to ``device`` and ``dtype`` in place. Node features are the graph's, kept in
     their stored width and decoded at every pass, or the rows of ``embedding`` [V, D], a parameter.
     ``normalize_rows`` divides each feature row by the sum of its absolute values.
+    ``prepare``: rows that the features and the graph alone decide are made at the first step and
+    held from then on, and the features are not where nothing else reads them.
     ``schedule`` is of one training step by the resident strategy; None: every stage keeps what its
     backward reads.
     Raises ConfigError for a model that cannot be traced, or wants inputs that the graph lacks, and
@@ -52,6 +55,7 @@ class Resident:
         normalize_rows: bool = False,
         budget_bytes: int | None = None,
         schedule: Schedule | None = None,
+        prepare: bool = False,
     ):
         self.device, self.seed, self._graph = indexed(torch.device(device)), seed, graph
         if graph.x is None and embedding is None:
@@ -78,10 +82,9 @@ class Resident:
             self._edge_attr = None
             if graph.edge_attr is not None:
                 self._edge_attr = Rows(graph.edge_attr, self.device, dtype)
-        self.programs: dict[bool, Program] = {
-            training: trace(self.model, self._inputs(slice(0, 8)), training=training)
-            for training in (True, False)
-        }
+        self.programs: dict[bool, Program] = {}
+        self._prepared: dict[str, Tensor] = {}
+        self.programs = self._trace(prepare and embedding is None)
         shape = counts_of(graph)
         works = {
             training: outline(program, dtype=dtype, learned=embedding is not None)
@@ -90,6 +93,18 @@ class Resident:
         step = resident.training(works[True], shape) if schedule is None else schedule
         self._step = self._walk(True, step)
         self._evaluation = self._walk(False, resident.evaluation(works[False], shape))
+
+    def _trace(self, prepare: bool) -> dict[bool, Program]:
+        """By mode; an evaluation prepares the rows that training does, or none."""
+        names = ["x", *self._edges, *([] if self._edge_attr is None else ["edge_attr"])]
+        inputs = self._inputs(names, slice(0, 8))
+        training, evaluation = (
+            trace(self.model, inputs, training=mode, prepared=prepare) for mode in (True, False)
+        )
+        texts = [[made.text for made in p.prepared] for p in (training, evaluation)]
+        if texts[0] != texts[1]:
+            evaluation = trace(self.model, inputs, training=False)
+        return {True: training, False: evaluation}
 
     def _walk(self, training: bool, schedule: Schedule) -> Walk:
         return Walk(self.programs[training], schedule, self.block, self._input)
@@ -104,7 +119,8 @@ class Resident:
         with out_of_memory(self.device, "training" if training else "evaluating"):
             self.model.train(training)
             key = step_key(self.seed, step)
-            return self.programs[training].run(self._inputs(), self.block, key)
+            program = self.programs[training]
+            return program.run(self._inputs(program.needs), self.block, key)
 
     def train_step(
         self, loss_of_out: Callable[[Tensor], Tensor], step: int, *, measure: bool = False
@@ -154,6 +170,8 @@ class Resident:
         }
         if self._edge_attr is not None:
             held["edge features"] = self._edge_attr.held_bytes
+        if self._prepared:
+            held["prepared rows"] = sum(_bytes(rows) for rows in self._prepared.values())
         return held
 
     def sample_memory(self) -> None:
@@ -167,7 +185,7 @@ class Resident:
             "edge_attr": self._edge_attr,
             **self._edges,
         }
-        for name in self.programs[True].needs:
+        for name in self.programs[True].inputs:
             rows = tables[name]
             if rows is None:
                 continue
@@ -183,6 +201,10 @@ class Resident:
         """Rows of an input as the model reads them; learned rows are the parameter itself."""
         if name in self._edges:
             return self._edges[name][rows]
+        if name not in ("x", "edge_attr"):
+            if name not in self._prepared:
+                self._prepare(next(p for p in self.programs[True].prepared if p.name == name))
+            return self._prepared[name][rows]
         if name == "edge_attr":
             assert self._edge_attr is not None
             return self._edge_attr.values(rows)
@@ -191,9 +213,28 @@ class Resident:
         assert self.embedding is not None
         return self.embedding if rows == slice(None) else self.embedding[rows]
 
-    def _inputs(self, rows: slice = slice(None)) -> dict[str, Tensor]:
-        names = ["x", *self._edges, *(["edge_attr"] if self._edge_attr is not None else [])]
+    def _inputs(self, names: Iterable[str], rows: slice = slice(None)) -> dict[str, Tensor]:
         return {name: self._input(name, rows) for name in names}
+
+    @torch.no_grad()
+    def _prepare(self, made: Prepared) -> None:
+        """Make the rows of an input, some columns at a time where that gives the same."""
+        given = self._inputs(made.program.needs)
+        width = made.program.rows[made.program.output].width
+        x = given.get("x")
+        if x is None or not made.columnwise or width <= resident.PREPARED_COLUMNS:
+            rows = made.program.run(given, self.block)
+        else:
+            rows = x.new_empty(self.block.num_dst, width)
+            for first in range(0, width, resident.PREPARED_COLUMNS):
+                columns = slice(first, first + resident.PREPARED_COLUMNS)
+                given["x"] = x[:, columns].contiguous()
+                rows[:, columns] = made.program.run(given, self.block)
+        self._prepared[made.name] = rows
+        all_made = len(self._prepared) == len(self.programs[True].prepared)
+        if all_made and not any("x" in program.needs for program in self.programs.values()):
+            assert self._x is not None
+            self._x.forget()
 
 
 def indexed(device: torch.device) -> torch.device:

@@ -44,6 +44,10 @@ class Rows:
         """Rows [R, D] as ``dtype``: the held tensor itself where that needs no change."""
         return self._decode(self._stored[rows])
 
+    def forget(self) -> None:
+        """Hold the rows no longer."""
+        self._stored = self._stored.new_empty(0, self._stored.shape[1])
+
     @property
     def stored(self) -> Tensor:
         """Rows [R, D] as they are held; ``decode`` makes of any of them what is read."""

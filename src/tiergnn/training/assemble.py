@@ -168,11 +168,12 @@ def resident(
                 normalize_rows=options.normalize_features == "row",
                 budget_bytes=options.device_memory_bytes,
                 schedule=None if plan is None else plan.schedule,
+                prepare=options.prepare if plan is None else bool(plan.workload.prepared),
             )
     if plan is not None:
         _check_stages(plan, made)
     for name in ("edge_weight", "edge_attr"):
-        if getattr(graph, name) is not None and name not in made.programs[False].needs:
+        if getattr(graph, name) is not None and name not in made.programs[False].inputs:
             _log.warning("the model does not read the graph's %s", name)
     return made
 

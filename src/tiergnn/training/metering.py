@@ -5,6 +5,7 @@ Legend: V nodes, N labelled ones, C classes, T targets.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -31,11 +32,17 @@ _EXAMPLES = 16  # rows of the graph that are looked at
 
 
 def workload_of(
-    graph: Graph, model: nn.Module, options: Options, *, training: bool = True
+    graph: Graph,
+    model: nn.Module,
+    options: Options,
+    *,
+    training: bool = True,
+    prepared: bool = False,
 ) -> Workload:
     """What a step (or, training=False, an evaluation) of ``model`` on graphs like this one takes.
 
     Of the graph only its dtypes, widths, a few rows and whether it has self-loops are read.
+    ``prepared``: rows that the graph and its features alone decide are inputs.
     Raises ConfigError for a model that cannot be cut, or options that do not fit.
     """
     device = pick_device(options.device)
@@ -55,8 +62,20 @@ def workload_of(
         training=training,
         learned=features.kind == "embedding",
         loops=has_loops(graph),
+        prepared=prepared and features.kind != "embedding",
         ending=ending,
     )
+
+
+def prepares(graph: Graph, model: nn.Module, options: Options) -> bool:
+    """Whether a training has rows that the graph and its features alone decide."""
+    device, dtype = pick_device(options.device), dtype_of(model, options.dtype)
+    features = choose_features(graph, options.features)
+    if features.kind == "embedding":
+        return False
+    inputs = _examples(graph, features.width, device, dtype)
+    model = copy.deepcopy(model).to(device, dtype)
+    return bool(trace(model, inputs, training=True, prepared=True).prepared)
 
 
 def evaluation_of(graph: Graph, model: nn.Module, options: Options) -> Workload:

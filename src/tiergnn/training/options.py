@@ -33,6 +33,7 @@ class Options:
     clip: float | None = None
     eval_every: int = 1
     features: str = "auto"
+    prepare: bool = True  # rows that the graph and its features alone decide are made once
     normalize_features: str | None = None
     seed: int = 0
     device: str = "auto"

@@ -63,7 +63,7 @@ def question(
     budgets = budgets or Budgets()
     graph = _graph(graph)
     notes: list[str] = []
-    workload = _workload(graph, model, options)
+    workload, prepared = _workload(graph, model, options)
     split = _training_nodes(graph, options)
     shape = _shape(graph, split, workload)
     counted = None
@@ -92,6 +92,7 @@ def question(
         machine=found,
         ranks=ranks,
         storage=storage,
+        prepared=prepared,
         layout_of=counted,
         notes=tuple(notes),
         thorough=thorough,
@@ -113,7 +114,7 @@ def forecast(graph: Any, model: Any, choices: Mapping[str, Any]) -> Plan | str:
         return "this machine has not been measured; `tiergnn machine` does so, once, in 20 s"
     budgets = Budgets(device_bytes=options.device_memory_bytes)
     asked = question(graph, model, options, machine=machine, budgets=budgets)
-    trial = asked.trial("resident", Knobs())
+    trial = asked.trial("resident", Knobs(), asked.prepared)
     if trial.plan is None:
         return "" if trial.refused is None else trial.refused.problem.splitlines()[0]
     return trial.plan
@@ -138,7 +139,7 @@ def for_ranks(
     names = [like.strategy] if like is not None and like.strategy in RANKED else []
     asked = question(
         graph,
-        model if like is None else like.workload,
+        model if like is None or like.workload.prepared else like.workload,
         options,
         budgets=Budgets(device_bytes=options.device_memory_bytes),
         ranks=ranks,
@@ -173,18 +174,24 @@ def _graph(graph: Any) -> Graph | GraphShape:
     return Graph.open(path)
 
 
-def _workload(graph: Graph | GraphShape, model: Any, options: Options) -> Workload:
+def _workload(
+    graph: Graph | GraphShape, model: Any, options: Options
+) -> tuple[Workload, Workload | None]:
+    """The workload of a model, and that where rows are prepared, if there are any."""
     if isinstance(model, Workload):
-        return model
+        return model, None
     if isinstance(model, str | Path) and Path(model).suffix == ".json":
-        return Workload.load(model)
+        return Workload.load(model), None
     if isinstance(graph, Graph):
         from tiergnn.training.assemble import build, model_spec
-        from tiergnn.training.metering import workload_of
+        from tiergnn.training.metering import prepares, workload_of
 
         spec = model_spec(model, graph, options.features)
         made: Any = model if spec is None else build(spec, options.seed)
-        return workload_of(graph, made, options)
+        whole = workload_of(graph, made, options)
+        if not options.prepare or not prepares(graph, made, options):
+            return whole, None
+        return whole, workload_of(graph, made, options, prepared=True)
     named = {"name": model} if isinstance(model, str) else model
     if not isinstance(named, Mapping) or named.get("name") not in CLASSIC:
         raise ConfigError(
@@ -201,13 +208,14 @@ def _workload(graph: Graph | GraphShape, model: Any, options: Options) -> Worklo
             f"a workload counted by hand does not know {strangers[0]}", hint=", ".join(known)
         )
     widths: dict[str, Any] = {"hidden": 64, "layers": 2} | given
-    return classic(
+    counted = classic(
         named["name"],
         graph.num_features,
         graph.num_classes,
         dtype=options.dtype or "float32",
         **widths,
     )
+    return counted, None
 
 
 def _training_nodes(graph: Graph | GraphShape, options: Options) -> Any:

@@ -37,7 +37,8 @@ def recorded_options(
             culprit=file,
             hint="the tiergnn that wrote it (run.json names its version)",
         )
-    values = Options().to_json() | dict(recorded)
+    # Runs of before rows were prepared go on without.
+    values = Options(prepare=False).to_json() | dict(recorded)
     plain: dict[str, Any] = {n: v for n, v in values.items() if not isinstance(v, Mapping)}
     mode: dict[str, Any] = {"metric_mode": None} if isinstance(values["metric"], Mapping) else {}
     try:

@@ -22,6 +22,7 @@ from tiergnn.schedule.schedule import Schedule, Writer
 from tiergnn.workload import DTYPE_BYTES, Extent, StageWork, Term, Workload
 
 NAME = "resident"
+PREPARED_COLUMNS = 128  # that are made at a time
 
 
 def write(
@@ -83,6 +84,7 @@ class _Writing:
 
     def training(self) -> Schedule:
         self._give(optimizer=True)
+        self._prepare()
         last = self._last_backward()
         for stage in self.workload.stages:
             self._forward(stage, keep=stage.index not in self.again, training=True)
@@ -146,6 +148,25 @@ class _Writing:
         self.given.add(name)
         purpose = "parameters" if kind.grad else "features"
         self.out.given(name, 0, "device", purpose, self._row_bytes(name))
+
+    def _prepare(self) -> None:
+        """Room for what prepared rows are made of, before the first step: the features where
+        nothing else reads them, and rows on the way, some columns at a time."""
+        names = self.workload.prepared
+        if not names:
+            return
+        nodes, features = self.shape.num_nodes, self.shape.num_features
+        width = max(self.kinds[name].row_bytes for name in names)
+        held = 3 * nodes * min(width, PREPARED_COLUMNS * DTYPE_BYTES[self.workload.dtype])
+        if "x" not in self.workload.inputs:
+            stored, read = (
+                DTYPE_BYTES.get(dtype, 8)
+                for dtype in (self.shape.feature_dtype, self.workload.dtype)
+            )
+            held += nodes * features * (read + (stored if stored < read else 0))
+        work = self._scratch("work.prepare", held)
+        self._reserve(work)
+        self._release(work)
 
     # Forward
 
