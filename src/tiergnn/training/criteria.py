@@ -44,9 +44,7 @@ def make_criterion(task: str, choice: Any, class_weight: Any, y: Tensor, num_cla
     if task == "multilabel":
         return lambda out, rows: _masked_bce(out, rows, weight_C)
     loss = F.cross_entropy if name == "cross_entropy" else F.nll_loss
-    return lambda out, rows: loss(
-        out, rows, weight=None if weight_C is None else weight_C.to(out.dtype)
-    )
+    return _mean_of_rows(loss, weight_C)
 
 
 def class_weights(task: str, choice: Any, y: Tensor, num_classes: int) -> Tensor | None:
@@ -76,6 +74,18 @@ def class_weights(task: str, choice: Any, y: Tensor, num_classes: int) -> Tensor
             f"had {weight.tolist()}"
         )
     return weight
+
+
+def _mean_of_rows(loss: Callable[..., Tensor], weight_C: Tensor | None) -> Criterion:
+    """The mean that ``loss`` is by itself, over all cores: torch has one work through the rows."""
+
+    def mean(out: Tensor, y: Tensor) -> Tensor:
+        if weight_C is None:
+            return loss(out, y, reduction="none").mean()
+        weight = weight_C.to(out.dtype)
+        return loss(out, y, weight=weight, reduction="none").sum() / weight[y].sum()
+
+    return mean
 
 
 def _masked_bce(out: Tensor, y: Tensor, weight_C: Tensor | None) -> Tensor:
