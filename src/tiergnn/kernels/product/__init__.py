@@ -1,1 +1,146 @@
-"""Products of rows with a weight, and their gradients."""
+"""Products of rows with a weight: float32 on a GPU's tensor cores, and otherwise torch's own.
+
+Legend: P rows, D in-features, F out-features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tiergnn.kernels import backend
+from tiergnn.kernels.library import define
+from tiergnn.kernels.product import reference
+from tiergnn.kernels.product.shapes import LEAST_ROWS, SHARED_BYTES
+
+
+def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [..., D] @ weight [F, D] transposed + bias [F], as torch.nn.functional.linear.
+
+    Rows [P, D] of float32 on a GPU of the kernels' backend are multiplied by tensor cores, with the
+    error of float32: of 2^-21 a product. A sum over rows is taken in a fixed order. Anything else
+    is torch's: other dtypes, few rows, under autocast, and where a lower precision of float32
+    products was asked for (torch.set_float32_matmul_precision).
+    Differentiable any number of times.
+    """
+    if _on_tensor_cores(x, weight, bias):
+        return _product_op(x, weight, bias)
+    return functional.linear(x, weight, bias)
+
+
+def _on_tensor_cores(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    given = (x, weight) if bias is None else (x, weight, bias)
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+        return False
+    if any(t.dtype != torch.float32 or t.device != x.device for t in given):
+        return False
+    if x.shape[0] < LEAST_ROWS or torch.is_autocast_enabled(x.device.type):
+        return False
+    if _is_less_precise():
+        return False
+    return backend.choose(x.device) == "gpu" and _has_room(x.device)
+
+
+@torch.compiler.assume_constant_result
+def _is_less_precise() -> bool:
+    """Whether a lower precision of float32 products than float32's was asked for."""
+    return torch.backends.cuda.matmul.fp32_precision not in ("none", "ieee")
+
+
+@torch.compiler.assume_constant_result
+def _has_room(device: torch.device) -> bool:
+    """Whether tiles fit the shared memory of one processor; and it has tensor cores for tf32."""
+    if device.type != "cuda":
+        return True
+    found = torch.cuda.get_device_properties(device)
+    return found.major >= 8 and found.shared_memory_per_block_optin >= SHARED_BYTES
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return backend.load("product", "gpu").product(x, weight, bias)
+
+
+def _product_fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+def _product_keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, _ = inputs
+    needs_x, needs_weight = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+
+
+def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight = ctx.saved_tensors
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    again = torch.is_grad_enabled()  # differentiable once more
+    of_x = of_weight = of_bias = None
+    if needs_x:
+        of_x = (reference.product_grad_rows if again else _grad_rows_op)(grad, weight)
+    if needs_weight and again:
+        of_weight = reference.product_grad_weight(grad, x)
+    elif needs_weight:
+        of_weight, *sums = _grad_weight_op(grad, x, needs_bias)
+        of_bias = sums[0] if needs_bias else None
+    if needs_bias and of_bias is None:
+        of_bias = reference.product_grad_bias(grad)
+    return of_x, of_weight, of_bias
+
+
+_product_op = define(
+    "product",
+    "(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
+    run=_product,
+    fake=_product_fake,
+    keep=_product_keep,
+    backward=_product_backward,
+)
+
+
+def _once(ctx: Any, *grads: Any) -> None:
+    raise AssertionError("a gradient that is to be differentiated is the reference's")
+
+
+def _nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """There is no second backward to keep anything for."""
+
+
+def _grad_rows(grad: Tensor, weight: Tensor) -> Tensor:
+    return backend.load("product", "gpu").product_grad_rows(grad, weight)
+
+
+def _grad_rows_fake(grad: Tensor, weight: Tensor) -> Tensor:
+    return grad.new_empty(grad.shape[0], weight.shape[1])
+
+
+_grad_rows_op = define(
+    "product_grad_rows",
+    "(Tensor grad, Tensor weight) -> Tensor",
+    run=_grad_rows,
+    fake=_grad_rows_fake,
+    keep=_nothing,
+    backward=_once,
+)
+
+
+def _grad_weight(grad: Tensor, x: Tensor, with_bias: bool) -> list[Tensor]:
+    found = backend.load("product", "gpu").product_grad_weight(grad, x, with_bias)
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _grad_weight_fake(grad: Tensor, x: Tensor, with_bias: bool) -> list[Tensor]:
+    of_weight = grad.new_empty(grad.shape[1], x.shape[1])
+    return [of_weight, grad.new_empty(grad.shape[1])] if with_bias else [of_weight]
+
+
+_grad_weight_op = define(
+    "product_grad_weight",
+    "(Tensor grad, Tensor x, bool with_bias) -> Tensor[]",
+    run=_grad_weight,
+    fake=_grad_weight_fake,
+    keep=_nothing,
+    backward=_once,
+)

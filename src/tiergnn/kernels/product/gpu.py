@@ -8,7 +8,7 @@ Legend: P rows, D in-features, F out-features.
 
 from __future__ import annotations
 
-import os
+from functools import cache
 
 import torch
 import triton
@@ -20,7 +20,7 @@ from tiergnn.kernels.product.gpu_kernels import rows_kernel, split_kernel, weigh
 from tiergnn.kernels.product.shapes import Tile, rows_tile, shares_of, weight_tile
 
 _SPLIT = 1024  # numbers of a weight that a program splits
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_CUTTING = (8, 9)  # major versions of GPUs whose tensor cores cut float32 to tf32
 
 
 def product(
@@ -59,7 +59,7 @@ def _rows_times(
             "N": outer,
             "K_PADDED": parts.shape[2],
             "N_PADDED": parts.shape[1],
-            **_of_tile(tile),
+            **_of_tile(tile, out),
         }
         tiles = triton.cdiv(x.shape[0], tile.rows) * (parts.shape[1] // tile.columns)
         launch(rows_kernel, (tiles, 1), given, num_warps=tile.warps, num_stages=tile.stages)
@@ -122,7 +122,7 @@ def product_grad_weight(
         "LEFT": rows,
         "RIGHT": columns,
         "SUMS_LEFT": not swapped,
-        **_of_tile(tile),
+        **_of_tile(tile, grad),
     }
     with on(grad):
         launch(weight_kernel, (tiles, shares), given, num_warps=tile.warps, num_stages=tile.stages)
@@ -134,12 +134,18 @@ def _added(part: Tensor) -> Tensor:
     return part.sum(0, dtype=torch.float64).to(part.dtype)
 
 
-def _of_tile(tile: Tile) -> dict[str, int | bool]:
+def _of_tile(tile: Tile, like: Tensor) -> dict[str, int | bool]:
     return {
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
         "DEPTH": tile.depth,
         "PARTS": tile.parts,
         "APART": tile.apart,
-        "CUT": _INTERPRETED,
+        "CUT": not _cuts(like.device),
     }
+
+
+@cache
+def _cuts(device: torch.device) -> bool:
+    """Whether tensor cores read float32 as tf32 by cutting it off; the interpreter does not."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in _CUTTING

@@ -4,8 +4,9 @@ A float32 number is the sum of two of tf32 (11 bits each), or of three of bfloat
 to 2^-21 of its size. Tensor cores multiply the parts, and add in float32 all products but those of
 the last parts, which are that small, too: 3 products of tf32, or 6 of bfloat16.
 
-Tensor cores read the first 11 bits of a number as tf32, and leave the others: its first part is the
-number itself. Interpreted, they do not: CUT says that they must be cut off.
+Tensor cores of sm_80 and sm_90 read the first 11 bits of a number as tf32, and leave the others:
+its first part is the number itself. CUT says that the others must be cut off, as for the
+interpreter.
 
 Legend: P rows, K what is summed over, N columns of the result.
 """
@@ -182,8 +183,7 @@ def weight_kernel(
     begin = tl.program_id(1).to(tl.int64) * share
     end = tl.minimum(begin + share, num_rows)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    if sums is not None:
-        added = tl.zeros((DEPTH, ROWS if SUMS_LEFT else COLUMNS), tl.float32)
+    added = tl.zeros((DEPTH, ROWS if SUMS_LEFT else COLUMNS), tl.float32)
     for start in range(begin, end, DEPTH):
         row = start + tl.arange(0, DEPTH)
         own = (row < end)[:, None]

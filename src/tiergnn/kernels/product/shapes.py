@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from tiergnn.kernels.aggregate.shapes import power_of_two
 
-LEAST_ROWS = 4096  # from which on a product is worth its splitting of the weight
+LEAST_ROWS = 256  # of a product: few enough that stages are metered as they are run later
+SHARED_BYTES = 160 * 2**10  # of memory that one processor needs: the largest tile's
 PROGRAMS = 264  # that add up a gradient of a weight, each a share of the rows
 _WIDEST = 128  # columns of a tile
 _LEAST = 16  # columns of a tile: what a tensor core multiplies
@@ -50,9 +51,8 @@ def columns_of(width: int, least: int) -> int:
 def shares_of(num_rows: int, tiles: int, depth: int) -> tuple[int, int]:
     """Programs that share the rows for each of ``tiles`` of a weight, and the rows of each.
 
-    Depends on the shapes alone: so does the order in which rows are added up.
+    Depends on the shapes alone: so does the order in which rows are added up. The number of
+    programs does not depend on that of rows, nor does the memory for what each has found.
     """
-    blocks = -(-num_rows // depth)
-    shares = min(max(1, PROGRAMS // tiles), max(1, blocks))
-    each = -(-blocks // shares)
-    return max(1, -(-blocks // max(1, each))), each * depth
+    shares = max(1, PROGRAMS // tiles)
+    return shares, -(-num_rows // (shares * depth)) * depth

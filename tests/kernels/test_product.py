@@ -1,0 +1,46 @@
+"""Products of rows where no GPU multiplies them, and how rows are shared where one does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.kernels.blocks import rand
+from tiergnn.kernels import backend
+from tiergnn.kernels.product import linear_rows
+from tiergnn.kernels.product.shapes import LEAST_ROWS, PROGRAMS, shares_of
+from tiergnn.models.sample_blocks import _COUNTS
+
+
+@pytest.mark.parametrize("name", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_products_of_the_cpu_are_torchs_to_the_bit(name, dtype):
+    given = [rand(*shape).to(dtype).requires_grad_() for shape in ((5000, 37), (19, 37), (19,))]
+    grad = rand(5000, 19, seed=3).to(dtype)
+    results = []
+    with backend.use(name):
+        for call in (linear_rows, F.linear):
+            out = call(*given)
+            results.append([out, *torch.autograd.grad(out, given, grad)])
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_lists_of_rows_are_multiplied_as_well():
+    x, weight = rand(2, 3, 5), rand(4, 5)
+    assert torch.equal(linear_rows(x, weight), F.linear(x, weight))
+
+
+@pytest.mark.parametrize("num_rows", [1, 31, 32, 33, 8448, 2_449_029, 2**31 + 5])
+@pytest.mark.parametrize("tiles", [1, 4, 10, 1000])
+def test_every_row_has_one_share(num_rows, tiles):
+    shares, each = shares_of(num_rows, tiles, 32)
+    assert each % 32 == 0
+    assert shares * each >= num_rows
+    assert (shares * each - num_rows) < 32 * shares + each
+    assert shares <= max(1, PROGRAMS // tiles)
+
+
+def test_stages_are_metered_on_rows_enough():
+    assert min(rows for rows, *_ in _COUNTS) >= LEAST_ROWS
