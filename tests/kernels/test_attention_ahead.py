@@ -12,7 +12,14 @@ pytest.importorskip("triton")
 from tests.kernels.ahead import compiled_ahead
 from tests.kernels.blocks import ragged
 from tests.kernels.test_attention import KEY, OPS
-from tiergnn.kernels.attention import gpu, gpu_gat, gpu_gatv2, gpu_gatv2_grad, gpu_softmax
+from tiergnn.kernels.attention import (
+    gpu,
+    gpu_gat,
+    gpu_gat_grad,
+    gpu_gatv2,
+    gpu_gatv2_grad,
+    gpu_softmax,
+)
 from tiergnn.kernels.attention.ops import Options
 from tiergnn.kernels.dropout import threshold
 from tiergnn.kernels.tasks import MOST
@@ -56,7 +63,8 @@ def launch(kind: str, arch: int, dtype: torch.dtype, *, edges: bool, p: float):
 )
 def test_compiles(kind, arch, dtype, edges, p):
     found = launch(kind, arch, dtype, edges=edges, p=p)
-    modules = [gpu_softmax, gpu_gat] if kind == "gat" else [gpu_softmax, gpu_gatv2, gpu_gatv2_grad]
+    gat, gatv2 = (gpu_gat, gpu_gat_grad), (gpu_gatv2, gpu_gatv2_grad)
+    modules = [gpu_softmax, *(gat if kind == "gat" else gatv2)]
     own = {name for module in modules for name in vars(module) if name.endswith("_kernel")}
     assert own | {"sum_kernel"} == set(found)
     assert len(found["forward_kernel"]) == 2  # parts, and short rows

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tiergnn.kernels.attention import gpu_gat, gpu_gatv2, gpu_gatv2_grad
+from tiergnn.kernels.attention import gpu_gat, gpu_gat_grad, gpu_gatv2, gpu_gatv2_grad
 from tiergnn.kernels.attention.gpu_launch import (
     OUTPUTS,
     aligned,
@@ -22,8 +22,11 @@ from tiergnn.kernels.attention.gpu_launch import (
     narrow,
     on_device,
     parts_of,
+    pitch_of,
+    records_of,
     share_of_blocks,
     softmax_parts,
+    spaced,
     stats_of,
 )
 from tiergnn.kernels.attention.ops import Options
@@ -48,14 +51,13 @@ def gat_forward(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """out [P, K, F] in the dtype of h, and what ``gat_backward`` wants to be given again."""
     h, src, dst, edge, loop = dense(h_SKF, src_SK, dst_PK, edge_EK, loop_PK)
-    width = h.shape[2]
-    (h,) = aligned(block, h)
     out = h.new_empty(block.num_dst, *h.shape[1:])
     best, inverse, steep_total = (torch.empty_like(dst) for _ in range(3))
     state = (best, inverse, src.new_empty(out.shape), steep_total) if train else ()
     kept = state or (None,) * 4
     if not out.numel():
-        return narrow(out, width), state
+        return out, state
+    h = spaced(h, pitch_of(block, h))
     tasks = block.plan("aggregate", "gpu")
     parts = softmax_parts(tasks, out, src.dtype, train)
     outputs = dict(zip(OUTPUTS, (out, *kept), strict=True))
@@ -67,15 +69,17 @@ def gat_forward(
         "loop": loop,
         "col": block.col,
         "rowptr": block.rowptr,
+        "F": out.shape[2],
+        "PITCH": h.shape[2],
         "TRAIN": train,
         **outputs,
         **parts,
         **edge_options(block, options, src.dtype),
     }
     for grid, run in launches_of(tasks, h):
-        launch(gpu_gat.forward_kernel, grid, given | run)
+        launch(gpu_gat.forward_kernel, grid, run | given)
     merge_softmax(tasks, parts, outputs, train)
-    return narrow(out, width), tuple(narrow(t, width) if t.dim() == 3 else t for t in state)
+    return out, state
 
 
 @on_device
@@ -94,16 +98,15 @@ def gat_backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the five tensors, None for edges and loops that ``needs`` leaves out."""
     h, src, dst, edge, loop = dense(h_SKF, src_SK, dst_PK, edge_EK, loop_PK)
-    width = h.shape[2]
-    h, grad, out, steep = aligned(block, h, *dense(grad_PKF, out_PKF, state[2]))
-    best, inverse, _, steep_total = state
-    grad_dst = torch.empty_like(dst)
-    stats = stats_of(grad, out, best, inverse, options, dst, steep, steep_total, grad_dst)
+    grad, out = dense(grad_PKF, out_PKF)
+    pitch = pitch_of(block, grad)
+    slope = options.negative_slope
+    record, grad_dst, grad = records_of(dst, grad, out, state, slope, pitch)
     grad_h, grad_src = torch.empty_like(h), torch.empty_like(src)
     grad_edge = torch.zeros_like(edge) if needs[3] and edge is not None else None
     grad_loop = torch.zeros_like(loop) if needs[4] and loop is not None else None
     if not h.numel():
-        return narrow(grad_h, width), grad_src.zero_(), grad_dst.zero_(), grad_edge, grad_loop
+        return grad_h, grad_src.zero_(), grad_dst.zero_(), grad_edge, grad_loop
     rowptr_t, dst_t, edge_t = block.transposed
     tasks = block.plan("aggregate", "gpu", True)
     part_h, part_src = (parts_of(tasks, rows, src.dtype) for rows in (grad_h, grad_src))
@@ -113,7 +116,7 @@ def gat_backward(
         "edge": edge,
         "loop": loop,
         "grad": grad,
-        "stats": stats,
+        "record": record,
         "col": dst_t,
         "position": edge_t if edge is not None or options.threshold else None,
         "grad_h": grad_h,
@@ -124,13 +127,16 @@ def gat_backward(
         "part_src": part_src,
         "rowptr": rowptr_t,
         "num_dst": block.num_dst,
+        "F": h.shape[2],
+        "PITCH": pitch,
+        "RECORD": record.shape[1],
         **edge_options(block, options, src.dtype),
     }
     for grid, run in launches_of(tasks, grad):
-        launch(gpu_gat.backward_kernel, grid, given | run)
+        launch(gpu_gat_grad.backward_kernel, grid, run | given)
     merge_parts(tasks, part_h, grad_h)
     merge_parts(tasks, part_src, grad_src)
-    return narrow(grad_h, width), grad_src, grad_dst, grad_edge, grad_loop
+    return grad_h, grad_src, grad_dst, grad_edge, grad_loop
 
 
 @on_device
@@ -202,7 +208,7 @@ def gatv2_backward(
     )
     num_attrs = 0 if weight is None else weight.shape[0]
     best, inverse = state
-    stats = stats_of(grad, out, best, inverse, options)
+    stats = stats_of(grad, out, best, inverse)
     given = {
         "src": src,
         "dst": dst,

@@ -192,6 +192,6 @@ def forward_kernel(
     store_softmax(
         own & (task >= num_parts), own & (task < num_parts), task, target,
         highest, all_total, all_acc, all_total, all_acc,
-        head, column, in_head, within, first_columns, (num_edges > 0) | SELF_LOOP, num_parts,
+        head, column, in_head & first_columns, within, (num_edges > 0) | SELF_LOOP, num_parts,
         out, out_best, out_inverse, None, None, part_best, part_total, part_acc, K, F, False,
     )  # fmt: skip

@@ -351,3 +351,37 @@ def destination_kernel(
             split = own & (task < num_parts)
             store_sums(split, task.to(tl.int64), sums, part_dst, column, within, K * F)
     tl.store(shared + column, att_sum, mask=within)
+
+
+@triton.jit(do_not_specialize=["num_dst"])
+def rows_kernel(
+    grad,
+    out,
+    best,
+    inverse,
+    stats,
+    num_dst,
+    K: tl.constexpr,
+    F: tl.constexpr,
+    SUM: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """What GATv2's backward needs of rows, stats [P, 3K]: maximum, inverse and <grad, out>."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    mask = (row < num_dst)[:, None] & (head < K)[None, :]
+    inner = tl.zeros((ROWS, HEADS), SUM)
+    for block in range(0, F, WIDTH):
+        feature = block + tl.arange(0, WIDTH)
+        columns = (head * F)[None, :, None] + feature[None, None, :]
+        places = row[:, None, None] * (K * F) + columns
+        within = mask[:, :, None] & (feature < F)[None, None, :]
+        g = tl.load(grad + places, mask=within, other=0).to(SUM)
+        inner += tl.sum(g * tl.load(out + places, mask=within, other=0).to(SUM), 2)
+    heads = row[:, None] * K + head[None, :]
+    stat = stats + row[:, None] * (3 * K) + head[None, :]
+    tl.store(stat, tl.load(best + heads, mask=mask), mask=mask)
+    tl.store(stat + K, tl.load(inverse + heads, mask=mask), mask=mask)
+    tl.store(stat + 2 * K, inner, mask=mask)

@@ -21,7 +21,9 @@ from torch.nn.functional import pad
 
 from tiergnn.kernels.aggregate.gpu import merge_sums, on
 from tiergnn.kernels.aggregate.shapes import power_of_two, vector_of
-from tiergnn.kernels.attention.gpu_softmax import merge_kernel, rows_kernel
+from tiergnn.kernels.attention.gpu_gat_grad import record_kernel
+from tiergnn.kernels.attention.gpu_gatv2_grad import rows_kernel
+from tiergnn.kernels.attention.gpu_softmax import merge_kernel
 from tiergnn.kernels.attention.ops import Options
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.launch import launch
@@ -31,6 +33,7 @@ WIDEST = 256  # columns of a tile
 LOADS = 4  # of rows that a thread has on their way at once
 WARP = 32
 VECTOR_BYTES = 16  # of the widest load
+SECTOR = 8  # float32 numbers of what memory reads at once
 REUSE = 4  # edges a row from which on a copy of rows that align pays
 
 
@@ -90,6 +93,26 @@ def aligned(block: Block, *tensors: Tensor | None) -> list[Any]:
     return [None if t is None else pad(t, (0, missing)) for t in tensors]
 
 
+def pitch_of(block: Block, x: Tensor) -> int:
+    """Numbers from head to head of the copy of x [.., K, F] whose heads are whole loads.
+
+    F where copying does not pay.
+    """
+    per_load, width = VECTOR_BYTES // x.element_size(), x.shape[-1]
+    if width < per_load or block.num_edges < REUSE * x.shape[0]:
+        return width
+    return width + -width % per_load
+
+
+def spaced(x: Tensor, pitch: int) -> Tensor:
+    """x [.., K, F] with heads ``pitch`` numbers apart; what is between is not set."""
+    if pitch == x.shape[-1]:
+        return x
+    out = x.new_empty(*x.shape[:-1], pitch)
+    out[..., : x.shape[-1]] = x
+    return out
+
+
 def narrow(x: Tensor, width: int) -> Tensor:
     """The first ``width`` numbers of every head."""
     return x if x.shape[-1] == width else x[..., :width].contiguous()
@@ -117,6 +140,7 @@ def launches_of(tasks: Tasks, x: Tensor) -> Iterator[tuple[tuple[int, int], dict
                 "F": width,
                 "HEADS": tile.heads,
                 "WIDTH": tile.width,
+                "VECTOR": gcd(vector, width, tile.width),
                 "ROWS": tile.rows,
                 "UNROLL": tile.unroll,
                 "LANES": tile.lanes,
@@ -142,37 +166,22 @@ def edge_options(block: Block, options: Options, wide: torch.dtype) -> dict[str,
     }
 
 
-def stats_of(
-    grad_PKF: Tensor,
-    out_PKF: Tensor,
-    best_PK: Tensor,
-    inverse_PK: Tensor,
-    options: Options,
-    dst_PK: Tensor | None = None,
-    steep_PKF: Tensor | None = None,
-    steep_total_PK: Tensor | None = None,
-    grad_dst_PK: Tensor | None = None,
-) -> Tensor:
-    """What ``rows_kernel`` says of every row, [P, 3K], or with dst [P, 4K]; writes grad_dst."""
+def stats_of(grad_PKF: Tensor, out_PKF: Tensor, best_PK: Tensor, inverse_PK: Tensor) -> Tensor:
+    """What ``rows_kernel`` says of every row, [P, 3K]."""
     num_dst, heads, width = grad_PKF.shape
-    stats = best_PK.new_empty(num_dst, (3 if dst_PK is None else 4) * heads)
+    stats = best_PK.new_empty(num_dst, 3 * heads)
     if grad_PKF.numel():
         tile = tile_of(heads, width, 1, 1)
         grid = triton.cdiv(num_dst, tile.rows), triton.cdiv(heads, tile.heads)
         given = {
-            "dst": dst_PK,
             "grad": grad_PKF,
             "out": out_PKF,
             "best": best_PK,
             "inverse": inverse_PK,
-            "steep": steep_PKF,
-            "steep_total": steep_total_PK,
             "stats": stats,
-            "grad_dst": grad_dst_PK,
             "num_dst": num_dst,
             "K": heads,
             "F": width,
-            "SLOPE": options.negative_slope,
             "SUM": tl.float64 if stats.dtype == torch.float64 else tl.float32,
             "HEADS": tile.heads,
             "WIDTH": tile.width,
@@ -180,6 +189,60 @@ def stats_of(
         }
         launch(rows_kernel, grid, given)
     return stats
+
+
+def record_width(heads: int) -> int:
+    """Numbers from record to record, of 3 * heads: none lies across sectors that it need not."""
+    width = 3 * heads
+    return power_of_two(width) if width < SECTOR else width + -width % SECTOR
+
+
+def records_of(
+    dst_PK: Tensor,
+    grad_PKF: Tensor,
+    out_PKF: Tensor,
+    state: tuple[Tensor, ...],
+    slope: float,
+    pitch: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Records [P, R] and grad_dst [P, K] of ``record_kernel``, and grad with heads ``pitch`` apart.
+
+    ``state``: what forward kept.
+    """
+    num_dst, heads, width = grad_PKF.shape
+    record = dst_PK.new_empty(num_dst, record_width(heads))
+    grad_dst = torch.empty_like(dst_PK)
+    table = grad_PKF if pitch == width else grad_PKF.new_empty(num_dst, heads, pitch)
+    if grad_PKF.numel():
+        vector = vector_of(grad_PKF.view(num_dst, -1), heads * width)
+        tile = tile_of(heads, pitch, vector, 1)
+        rows = tile.rows * tile.lanes
+        best, inverse, steep, steep_total = state
+        given = {
+            "dst": dst_PK,
+            "grad": grad_PKF,
+            "out": out_PKF,
+            "best": best,
+            "inverse": inverse,
+            "steep": steep,
+            "steep_total": steep_total,
+            "record": record,
+            "spaced": None if table is grad_PKF else table,
+            "grad_dst": grad_dst,
+            "num_dst": num_dst,
+            "K": heads,
+            "F": width,
+            "PITCH": pitch,
+            "RECORD": record.shape[1],
+            "SLOPE": slope,
+            "SUM": tl.float64 if record.dtype == torch.float64 else tl.float32,
+            "HEADS": tile.heads,
+            "WIDTH": tile.width,
+            "ROWS": rows,
+        }
+        grid = triton.cdiv(num_dst, rows), triton.cdiv(heads, tile.heads)
+        launch(record_kernel, grid, given)
+    return record, grad_dst, table
 
 
 def softmax_parts(

@@ -1,4 +1,4 @@
-"""Running softmaxes in Triton: absorbing edges, merging, and what backward needs of rows.
+"""Running softmaxes in Triton: absorbing edges, and merging what parts of rows come to.
 
 Every lane of a task keeps a softmax of its own over the edges that it sees; lanes are merged when
 the task is done, and tasks that share a row in further launches, in float64 and in a fixed order.
@@ -88,9 +88,8 @@ def store_softmax(
     steep_acc,
     head,
     column,
-    in_head,
+    scored,
     within,
-    first_columns,
     has_edges,
     num_parts,
     out,
@@ -108,12 +107,11 @@ def store_softmax(
     """Write finished rows [P, ...] where ``whole`` [R], unfinished parts [Q, ...] where ``split``.
 
     total [R, H], acc [R, H, W]. part_total [2, Q, K] and part_acc [2, Q, K*F] hold the sums over
-    all edges, then those over steep ones. A row that ``has_edges`` [R], all with logits of -inf, is
-    NaN: so is torch's softmax.
+    all edges, then those over steep ones; a head's numbers are written where ``scored`` [H]. A row
+    that ``has_edges`` [R], all with logits of -inf, is NaN: so is torch's softmax.
     """
     inverse = 1.0 / (total + 1e-16)
     inverse = tl.where((best == float("-inf")) & has_edges[:, None], float("nan"), inverse)
-    scored = in_head & first_columns
     store_sums(whole, target, acc * inverse[:, :, None], out, column, within, K * F)
     if out_best is not None:
         store_scores(whole, target, best, out_best, head, scored, K)
@@ -210,9 +208,8 @@ def merge_kernel(
         steep_acc,
         head,
         column,
-        in_head,
+        in_head & first_columns,
         within,
-        first_columns,
         num_edges > 0,
         num_parts,
         out,
@@ -227,54 +224,3 @@ def merge_kernel(
         F,
         TRAIN,
     )
-
-
-@triton.jit(do_not_specialize=["num_dst"])
-def rows_kernel(
-    dst,
-    grad,
-    out,
-    best,
-    inverse,
-    steep,
-    steep_total,
-    stats,
-    grad_dst,
-    num_dst,
-    K: tl.constexpr,
-    F: tl.constexpr,
-    SLOPE: tl.constexpr,
-    SUM: tl.constexpr,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """What backward needs of rows, stats [P, 3K or 4K]: maximum, inverse, <grad, out>, and dst.
-
-    With dst, GAT's scores, also their gradients grad_dst [P, K]: over all edges the gradients of
-    the logits sum to zero, so that only steep edges count.
-    """
-    PER_HEAD: tl.constexpr = 3 if dst is None else 4
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    mask = (row < num_dst)[:, None] & (head < K)[None, :]
-    inner = tl.zeros((ROWS, HEADS), SUM)
-    steep_inner = tl.zeros((ROWS, HEADS), SUM)
-    for block in range(0, F, WIDTH):
-        feature = block + tl.arange(0, WIDTH)
-        columns = (head * F)[None, :, None] + feature[None, None, :]
-        places = row[:, None, None] * (K * F) + columns
-        within = mask[:, :, None] & (feature < F)[None, None, :]
-        g = tl.load(grad + places, mask=within, other=0).to(SUM)
-        inner += tl.sum(g * tl.load(out + places, mask=within, other=0).to(SUM), 2)
-        if steep is not None:
-            steep_inner += tl.sum(g * tl.load(steep + places, mask=within, other=0), 2)
-    heads = row[:, None] * K + head[None, :]
-    stat = stats + row[:, None] * (PER_HEAD * K) + head[None, :]
-    tl.store(stat, tl.load(best + heads, mask=mask), mask=mask)
-    tl.store(stat + K, tl.load(inverse + heads, mask=mask), mask=mask)
-    tl.store(stat + 2 * K, inner, mask=mask)
-    if dst is not None:
-        tl.store(stat + 3 * K, tl.load(dst + heads, mask=mask), mask=mask)
-        share = tl.load(steep_total + heads, mask=mask, other=0)
-        tl.store(grad_dst + heads, (steep_inner - inner * share) * (1.0 - SLOPE), mask=mask)

@@ -42,6 +42,35 @@ def open_columns(K: tl.constexpr, F: tl.constexpr, HEADS: tl.constexpr, WIDTH: t
 
 
 @triton.jit
+def open_groups(
+    K: tl.constexpr, F: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, VECTOR: tl.constexpr
+):
+    """As ``open_columns`` for groups of VECTOR columns of one head, G = H*W / V of them.
+
+    First head; the head [G] of each group; feature and head [H*W] of each column; which groups
+    have a head [G], and which of them are the first of theirs.
+    """
+    blocks: tl.constexpr = (F + WIDTH - 1) // WIDTH
+    share: tl.constexpr = WIDTH // VECTOR
+    first_head = tl.program_id(1) // blocks * HEADS
+    block = tl.program_id(1) % blocks * WIDTH
+    g = tl.arange(0, HEADS * share)
+    c = tl.arange(0, HEADS * WIDTH)
+    head = first_head + g // share
+    leads = (g % share == 0) & (block == 0)
+    return first_head, head, block + c % WIDTH, first_head + c // WIDTH, head < K, leads
+
+
+@triton.jit
+def by_group(x, GROUPS: tl.constexpr):
+    """x [R, U, L, H] for every group of columns of its heads, [R, U, L, G]."""
+    share: tl.constexpr = GROUPS // x.shape[3]
+    size: tl.constexpr = (x.shape[0], x.shape[1], x.shape[2], x.shape[3], share)
+    wide = tl.broadcast_to(x[:, :, :, :, None], size)
+    return tl.reshape(wide, (x.shape[0], x.shape[1], x.shape[2], GROUPS))
+
+
+@triton.jit
 def open_edges(begin, num_edges, UNROLL: tl.constexpr, LANES: tl.constexpr):
     """Number of each edge in its task [1, U, L], its position [R, U, L], and the tasks' sizes."""
     e = (tl.arange(0, UNROLL)[:, None] * LANES + tl.arange(0, LANES)[None, :])[None, :, :]
@@ -59,6 +88,20 @@ def load_heads(x, at, live, head, in_head, STRIDE: tl.constexpr):
 
 
 @triton.jit
+def load_groups(x, at, live, head, in_head, STRIDE: tl.constexpr):
+    """As ``load_heads``, where heads repeat: a number for every group of columns, [R, U, L, G].
+
+    Loaded as [groups, edges]: of two axes along neither of which addresses follow each other,
+    Triton deals neighbouring threads to the first, and groups stand side by side in a tile's rows.
+    """
+    size: tl.constexpr = at.shape[0] * at.shape[1] * at.shape[2]
+    place = tl.reshape(at, (size,)).to(tl.int64)[None, :] * STRIDE + head[:, None]
+    mask = tl.reshape(live, (size,))[None, :] & in_head[:, None]
+    found = tl.trans(tl.load(x + place, mask=mask, other=0))
+    return tl.reshape(found, (at.shape[0], at.shape[1], at.shape[2], head.shape[0]))
+
+
+@triton.jit
 def load_rows(
     x, at, live, column, within, STRIDE: tl.constexpr, SUM: tl.constexpr, HEADS: tl.constexpr
 ):
@@ -69,7 +112,7 @@ def load_rows(
     """
     size: tl.constexpr = at.shape[0] * at.shape[1] * at.shape[2]
     width: tl.constexpr = column.shape[0] // HEADS
-    place = tl.reshape(at, (size,))[:, None] * STRIDE + column[None, :]
+    place = tl.reshape(at, (size,)).to(tl.int64)[:, None] * STRIDE + column[None, :]
     mask = tl.reshape(live, (size,))[:, None] & within[None, :]
     found = tl.load(x + place, mask=mask, other=0).to(SUM)
     return tl.reshape(found, (at.shape[0], at.shape[1], at.shape[2], HEADS, width))
