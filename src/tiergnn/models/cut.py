@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.fx import Graph, Node
-from torch.nn import functional
 
 from tiergnn.models import functional as ops
 from tiergnn.models.code import (
@@ -29,6 +28,7 @@ from tiergnn.models.code import (
 from tiergnn.models.epilogues import epilogue_text
 from tiergnn.models.halves import adjoint_of, columns_of, halves_of, sums_of
 from tiergnn.models.moments import moments
+from tiergnn.models.products import PRODUCTS
 from tiergnn.models.rowlocal import name_of
 from tiergnn.models.stages import Program, Rows, Stage, Statistic
 from tiergnn.models.traced import fact
@@ -308,7 +308,7 @@ def _code_text(node: Node) -> str:
         return str(node.target).removeprefix("model.")
     if node.target is ops.finish_rows:
         return epilogue_text(node)
-    if node.target is functional.linear and isinstance(weight := node.args[1], Node):
+    if node.target in PRODUCTS and isinstance(weight := node.args[1], Node):
         return str(weight.target).removeprefix("model.").removesuffix(".weight")
     return _SIGNS.get(node.target) or _SAID.get(node.target) or name_of(node.target)  # pyright: ignore[reportArgumentType, reportCallIssue]
 

@@ -19,6 +19,7 @@ from tiergnn.models.code import is_bound
 from tiergnn.models.cut import cut
 from tiergnn.models.epilogues import join_epilogues
 from tiergnn.models.fixed import GIVEN, is_fixed
+from tiergnn.models.products import join_products
 from tiergnn.models.stages import Prepared
 from tiergnn.models.traced import fact
 
@@ -39,6 +40,7 @@ def prepare(graph: Graph, root: nn.Module, *, training: bool) -> tuple[Prepared,
         text = _text(own)
         columnwise = all(_is_by_column(n) for n in own.nodes)
         join_epilogues(own, root)
+        join_products(own, root)
         program = cut(own, root, training=training)
         made.append(Prepared(name=name, program=program, text=text, columnwise=columnwise))
         with graph.inserting_before(start):

@@ -24,6 +24,7 @@ from tiergnn.models.epilogues import join_epilogues
 from tiergnn.models.judge import Probe
 from tiergnn.models.places import place_of_error
 from tiergnn.models.prepare import prepare
+from tiergnn.models.products import join_products
 from tiergnn.models.rowlocal import sample, words
 from tiergnn.models.stages import Program, Rows, Stage, Statistic
 from tiergnn.models.traced import TracedData, fact, is_traced
@@ -80,6 +81,7 @@ def trace(
         )
     made = prepare(graph, root, training=training) if prepared else ()
     join_epilogues(graph, root)
+    join_products(graph, root)
     program = replace(cut(graph, root, training=training), prepared=made)
     del root._count  # it holds the tracer, whose examples nobody reads any more
     return program

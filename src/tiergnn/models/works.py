@@ -95,7 +95,7 @@ def _done(name: str, given: Sequence[Any], out: Any) -> list[Done]:
     written = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
     if plain in _NOTHING or not (read or written):
         return []
-    special = _GRAPH if name.startswith("tiergnn::") else _DENSE
+    special = _OURS if name.startswith("tiergnn::") else _DENSE
     make = special.get(plain)
     if make is not None:
         return make(given, read, written)
@@ -121,6 +121,18 @@ def _product(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) ->
     return [Done("matmul", 2.0 * batch * math.prod(sizes), min(sizes))]
 
 
+def _rows_product(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """Of rows [P, D] with a weight [F, D], or of their gradients [P, F]."""
+    sizes = (read[0].shape[0], *read[1].shape)
+    return [Done("matmul", 2.0 * math.prod(sizes), min(sizes))]
+
+
+def _weight_product(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """The gradient of a weight."""
+    sizes = (read[0].shape[0], *written[0].shape)
+    return [Done("matmul", 2.0 * math.prod(sizes), min(sizes))]
+
+
 # Rows by index
 
 
@@ -137,7 +149,7 @@ def _by_index(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -
     ]
 
 
-# Our kernels, whose first argument is a block's handle
+# Our kernels of a graph, whose first argument is a block's handle
 
 
 def _sum(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
@@ -197,7 +209,7 @@ def _rows_by_edge(block: Block, tables: list[Tensor], streamed: list[Tensor]) ->
 
 
 Maker = Callable[[Sequence[Any], list[Tensor], list[Tensor]], list[Done]]
-_GRAPH: dict[str, Maker] = {
+_OURS: dict[str, Maker] = {
     "aggregate_sum": _sum,
     "aggregate_max": _sum,
     "aggregate_edge_dot": _dot,
@@ -207,6 +219,9 @@ _GRAPH: dict[str, Maker] = {
     "gatv2_attention": _gatv2,
     "gatv2_attention_grad": _gatv2_grad,
     "edge_mean": _edge_mean,
+    "product": _rows_product,
+    "product_grad_rows": _rows_product,
+    "product_grad_weight": _weight_product,
 }
 _DENSE: dict[str, Maker] = dict.fromkeys(("mm", "bmm", "addmm", "addbmm", "baddbmm"), _product)
 _DENSE |= dict.fromkeys(
