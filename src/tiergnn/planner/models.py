@@ -243,7 +243,7 @@ def _gin(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
             "graph", "sum of in-edges", ops, gathers=(name,), reads=(name,), writes=(summed,)
         )
         out = sketch.row(f"h{2 * i + 2}", b)
-        moments = _Op("moments", hidden, hidden, moved=6, back=6)
+        moments = _Op("moments", hidden, hidden, moved=1, back=2)
         norm = _pass(hidden, act=True, gain=True, parameters=2 * hidden)
         ops = [moments, norm, _linear(hidden, b)]
         if not last:

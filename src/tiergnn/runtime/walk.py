@@ -243,7 +243,8 @@ class Walk:
         if stage.index in self._run_of:
             rows = self._begun(stage, [of])
             with torch.enable_grad():
-                values = stage.combine([stage.partial(self._block, rows)])
+                own, rows[of] = stage.partial_beside(self._block, rows)
+                values = stage.combine([own])
             self._attached[name] = values
             if name in self._outside:
                 self._held[name] = cut(name, values, self._graphs[self._run_of[stage.index]])
@@ -292,8 +293,15 @@ class Walk:
         self._add_all(run_backward(kept, {n: self._held.pop(f"d.{n}") for n in names}))
         of = stage.statistic
         if run is None and of is not None and f"d.{of.name}" in self._held:
-            grad = self._held.pop(f"d.{of.name}")
-            self._add(of.of, moments_grad(self._held[of.of], self._held[of.name], grad))
+            self._add_moments(of.of, self._held[of.name], self._held.pop(f"d.{of.name}"))
+
+    def _add_moments(self, name: str, values: Tensor, grad: Tensor) -> None:
+        """Add to the gradient of rows what their moments give: in place as ``_add`` does."""
+        row, key = self._held[name], f"d.{name}"
+        if key in self._held and _is_sole(self._held, key):
+            moments_grad(row, values, grad, add_to=self._held[key])
+        else:
+            self._add(name, moments_grad(row, values, grad))
 
     def _add_all(self, found: dict[str, Tensor]) -> None:
         for name in list(found):

@@ -119,10 +119,10 @@ def moments(x_PD: Tensor) -> Tensor:
     num_rows, columns = x.shape
     cut = tiles(x.dtype, columns)
     room = sum(tile.width for tile, _, _ in cut)
-    shares = np.zeros((_SHARES, 2, room))
+    shares = torch.zeros(_SHARES, 2, room, dtype=torch.float64)
     step = max(_MOST, -(-num_rows // _SHARES))
     pieces = [
-        (_chunk(tile), tile, count, *Columns.of(x, at), shares.ctypes.data + at * 8)
+        (_chunk(tile), tile, count, *Columns.of(x, at), shares.data_ptr() + at * 8)
         for tile, at, count in cut
     ]
 
@@ -132,7 +132,8 @@ def moments(x_PD: Tensor) -> Tensor:
 
     if x.numel():
         spread(work, -(-num_rows // step))
-    return torch.from_numpy(_merged(shares[..., :columns], num_rows, step)).to(wide(x.dtype))
+    merged = _merged(shares[..., :columns].numpy(), num_rows, step)
+    return torch.from_numpy(merged).to(wide(x.dtype))
 
 
 def _chunk(tile: Tile) -> int:
