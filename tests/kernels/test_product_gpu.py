@@ -7,11 +7,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.kernels.blocks import assert_close, rand
+from tests.kernels.blocks import assert_close, ragged, rand
 from tests.kernels.device import DEVICE, INTERPRETED, SUITE, on_gpu
 from tiergnn.kernels import backend, product
 from tiergnn.kernels.product import gpu, linear_rows, shapes
 from tiergnn.kernels.product.shapes import Tile
+from tiergnn.models.trace import trace
 
 pytestmark = SUITE
 ERROR = 1e-6  # of the sum of magnitudes
@@ -145,6 +146,15 @@ class Names(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Net(torch.nn.Module):
+    def __init__(self, of_rows):
+        super().__init__()
+        self.of_rows = of_rows
+
+    def forward(self, x, edge_index):
+        return self.of_rows(x)
+
+
 def is_ours(*given):
     with Names() as seen, torch.no_grad():
         linear_rows(*given)
@@ -214,3 +224,20 @@ def test_tables_of_more_than_2_31_elements():
     of_x, of_weight = torch.autograd.grad(out, (x, weight), torch.ones_like(out))
     assert torch.equal(of_x[-1], of_x[0])
     assert_close(of_weight, torch.full_like(of_weight, x.shape[0]), rel=1e-6)
+
+
+def test_a_traced_model_multiplies_by_it():
+    """Forward and backward, whatever runs the stages."""
+    net = torch.nn.Sequential(torch.nn.Linear(9, 7), torch.nn.ReLU(), torch.nn.Linear(7, 5))
+    net = Net(net).to(DEVICE)
+    x = rand(20, 9).float().to(DEVICE)
+    block = ragged([1] * 20, 20).to(DEVICE)
+    program = trace(net, {"x": x}, training=True)
+    with Names() as seen:
+        got = program.run({"x": x}, block)
+        grads = torch.autograd.grad(got.square().sum(), list(net.parameters()))
+    assert {f"tiergnn::product{of}" for of in ("", "_grad_rows", "_grad_weight")} <= seen.names
+    want = net(x, None)
+    torch.testing.assert_close(got, want)
+    others = torch.autograd.grad(want.square().sum(), list(net.parameters()))
+    torch.testing.assert_close(grads, others, rtol=1e-4, atol=1e-4)

@@ -15,6 +15,7 @@ from tiergnn.hardware.effort import Effort
 from tiergnn.hardware.machine import Curve
 from tiergnn.kernels.aggregate import aggregate
 from tiergnn.kernels.block import Block
+from tiergnn.kernels.product import linear_rows, linear_weight_grad
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _OTHER = 256  # the products' other width
@@ -76,12 +77,12 @@ def _product(clock: Clock, effort: Effort, dtype: torch.dtype, width: int, form:
     narrow = torch.ones(num_rows, width, dtype=dtype, device=clock.device)
     wide = torch.ones(num_rows, other, dtype=dtype, device=clock.device)
     if form == 0:
-        widen = torch.ones(width, other, dtype=dtype, device=clock.device)
-        return lambda: narrow @ widen
+        widen = torch.ones(other, width, dtype=dtype, device=clock.device)
+        return lambda: linear_rows(narrow, widen)
     if form == 1:
-        narrower = torch.ones(other, width, dtype=dtype, device=clock.device)
-        return lambda: wide @ narrower
-    return lambda: narrow.t() @ wide
+        narrower = torch.ones(width, other, dtype=dtype, device=clock.device)
+        return lambda: linear_rows(wide, narrower)
+    return lambda: linear_weight_grad(narrow, wide)
 
 
 def measure_launch(clock: Clock) -> tuple[float, float]:

@@ -26,20 +26,29 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     products was asked for (torch.set_float32_matmul_precision).
     Differentiable any number of times.
     """
-    if _on_tensor_cores(x, weight, bias):
+    fits = weight.dim() == 2 and x.shape[-1:] == weight.shape[1:]
+    if fits and _on_tensor_cores(x, weight, bias):
         return _product_op(x, weight, bias)
     return functional.linear(x, weight, bias)
 
 
-def _on_tensor_cores(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    given = (x, weight) if bias is None else (x, weight, bias)
-    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+def linear_weight_grad(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient [F, D] of the weight of ``linear_rows`` of rows x [P, D], from its result's.
+
+    As backward computes it, where no gradient of that is asked for.
+    """
+    if _on_tensor_cores(x, grad):
+        return _grad_weight_op(grad, x, False)[0]
+    return reference.product_grad_weight(grad, x)
+
+
+def _on_tensor_cores(x: Tensor, *others: Tensor | None) -> bool:
+    given = [x, *(other for other in others if other is not None)]
+    if x.dim() != 2 or x.shape[0] < LEAST_ROWS:
         return False
     if any(t.dtype != torch.float32 or t.device != x.device for t in given):
         return False
-    if x.shape[0] < LEAST_ROWS or torch.is_autocast_enabled(x.device.type):
-        return False
-    if _is_less_precise():
+    if torch.is_autocast_enabled(x.device.type) or _is_less_precise():
         return False
     return backend.choose(x.device) == "gpu" and _has_room(x.device)
 
