@@ -20,10 +20,10 @@ from tiergnn.kernels.product.shapes import LEAST_ROWS, SHARED_BYTES
 def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., D] @ weight [F, D] transposed + bias [F], as torch.nn.functional.linear.
 
-    Rows [P, D] of float32 on a GPU of the kernels' backend are multiplied by tensor cores, with the
-    error of float32: of 2^-21 a product. A sum over rows is taken in a fixed order. Anything else
-    is torch's: other dtypes, few rows, under autocast, and where a lower precision of float32
-    products was asked for (torch.set_float32_matmul_precision).
+    Rows [P, D] of float32 on a GPU of the kernels' backend are multiplied by tensor cores, with
+    about the error of float32: below 2^-20 of each product. A sum over rows is taken in a fixed
+    order. Anything else is torch's: other dtypes, few rows, under autocast, and where a lower
+    precision of float32 products was asked for (torch.set_float32_matmul_precision).
     Differentiable any number of times.
     """
     fits = weight.dim() == 2 and x.shape[-1:] == weight.shape[1:]

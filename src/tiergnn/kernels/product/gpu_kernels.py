@@ -1,7 +1,7 @@
 """The kernels of products in Triton. ``reference`` says what they compute.
 
 A float32 number is the sum of two of tf32 (11 bits each), or of three of bfloat16 (8 bits each), up
-to 2^-21 of its size. Tensor cores multiply the parts, and add in float32 all products but those of
+to 2^-22 of its size. Tensor cores multiply the parts, and add in float32 all products but those of
 the last parts, which are that small, too: 3 products of tf32, or 6 of bfloat16.
 
 Tensor cores of sm_80 and sm_90 read the first 11 bits of a number as tf32, and leave the others:
