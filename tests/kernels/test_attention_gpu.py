@@ -219,6 +219,21 @@ def test_ids_of_the_whole_graph(kind):
         check(kind, block, heads, 2, torch.float64, p=0.5, key=KEY)
 
 
+@pytest.mark.parametrize("kind", OPS)
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_an_edge_alone_in_its_row_has_no_gradient_of_its_score(kind, dtype):
+    """Exactly: what rounding leaves of it would add up over the rows of a large graph."""
+    num_rows = 200
+    edges = torch.arange(num_rows)
+    block = Block(rowptr=torch.arange(num_rows + 1), col=edges.flip(0).int(), num_src=num_rows)
+    op, make = OPS[kind]
+    tensors = make(block, 2, 5, edges=True)
+    options = {"p": 0.3, "key": KEY, "self_loop": False}
+    grads = run("gpu", op, block.to(DEVICE), tensors, dtype, **options)[1:]
+    assert grads[0].ne(0).any()
+    assert all(grad.eq(0).all() for grad in grads[1:])
+
+
 def test_rows_without_edges():
     """Case A07: exactly 0 without loops, the row itself with them, finite gradients."""
     block = Block(rowptr=torch.zeros(5, dtype=torch.long), col=torch.zeros(0).int(), num_src=4)

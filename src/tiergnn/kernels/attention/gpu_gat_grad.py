@@ -29,6 +29,7 @@ from tiergnn.kernels.attention.gpu_tile import (
     leaky_slope,
     load_groups,
     load_rows,
+    logit_grads,
     open_edges,
     open_groups,
     store_scores,
@@ -227,7 +228,7 @@ def backward_kernel(
             own_score, record, far, edge, spot, loop, rows, live, loops, head, in_head, K, RECORD
         )
         size_log = load_groups(record + K, far, live, head, in_head, RECORD)
-        shift = load_groups(record + 2 * K, far, live, head, in_head, RECORD)
+        row_inner = load_groups(record + 2 * K, far, live, head, in_head, RECORD)
         following = far_ends(col, at + (i + STEP), i + STEP + e, left, rows)
         inner = _inner_products(
             own_h,
@@ -272,7 +273,7 @@ def backward_kernel(
             weight *= factor
             inner *= factor
         acc += tl.sum(weight[:, :, :, :, None] * tile, 1)
-        grads = alpha * (inner - shift) * leaky_slope(logit, SLOPE)
+        grads = logit_grads(alpha, inner, row_inner) * leaky_slope(logit, SLOPE)
         score += tl.sum(grads, 1)
         if grad_edge is not None:
             place = spot[:, :, :, None] * K + head[None, None, None, :]

@@ -27,6 +27,7 @@ from tiergnn.kernels.attention.gpu_tile import (
     load_heads,
     load_rows,
     load_vector,
+    logit_grads,
     loop_ids,
     open_columns,
     open_edges,
@@ -65,9 +66,8 @@ def _coefficients(
         factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, SHIFT, HEADS, SUM)
         weight *= factor
         inner *= factor
-    return weight, alpha * (
-        inner - load_heads(stats + 2 * K, stat_row, stat_live, head, in_head, 3 * K)
-    )
+    row_inner = load_heads(stats + 2 * K, stat_row, stat_live, head, in_head, 3 * K)
+    return weight, logit_grads(alpha, inner, row_inner)
 
 
 @triton.jit(do_not_specialize=[*SCALARS, "num_dst"])

@@ -190,6 +190,18 @@ def leaky_slope(x, SLOPE: tl.constexpr):
 
 
 @triton.jit
+def logit_grads(alpha, inner, row_inner):
+    """Gradients of logits, from an edge's <grad, d h> and its row's <grad, out>.
+
+    An edge with all the weight of its row has none: the difference of two products that are equal
+    but for rounding would add up over many such rows.
+    """
+    rounding: tl.constexpr = 2**-51 if alpha.dtype == tl.float64 else 2**-22
+    others = tl.full(alpha.shape, 1.0, alpha.dtype) - alpha
+    return tl.where(others < rounding, 0.0, alpha * (inner - row_inner))
+
+
+@triton.jit
 def keep_factors(
     row_id,
     first_head,
