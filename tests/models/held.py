@@ -18,8 +18,10 @@ from tiergnn.training.splits import choose_splits
 
 
 def workloads(graph, model, options):
-    """Of a training step and of an evaluation."""
-    return [workload_of(graph, model, options, training=t) for t in (True, False)]
+    """Of a training step and of an evaluation, which prepares what training does."""
+    step = workload_of(graph, model, options, prepared=options.prepare)
+    prepared = bool(step.prepared)
+    return [step, workload_of(graph, model, options, training=False, prepared=prepared)]
 
 
 def predicted(graph, step, evaluation):
@@ -61,13 +63,13 @@ def measured(graph, model, options, steps=2):
 
 
 def _inputs_bytes(graph, needs):
-    """Of the arrays that the program reads, as they are stored."""
+    """Of the graph's arrays that the program reads at every step, as they are stored."""
     arrays = {
         "x": None if graph.x is None else graph.x.data,
         "edge_weight": graph.edge_weight,
         "edge_attr": None if graph.edge_attr is None else graph.edge_attr.data,
     }
-    return sum(arrays[name].nbytes for name in needs if arrays[name] is not None)
+    return sum(arrays[name].nbytes for name in needs if arrays.get(name) is not None)
 
 
 def trainer_of(graph, model, options):

@@ -72,7 +72,9 @@ def meter(
         program = trace(model, inputs, training=training, prepared=prepared)
         inputs = {**inputs, **_examples(program, x)}
         bench = Bench(program, inputs, learned)
-        passes = [_Passes(bench, sample) for sample in sample_blocks(inputs, loops=loops)]
+        samples = list(sample_blocks(inputs, loops=loops))
+        lasting = [_prepared_on(program, inputs, sample) for sample in samples]
+        passes = [_Passes(bench, sample) for sample in samples]
         law = Law([p.sample.extent for p in passes], [p.sample.loops for p in passes])
         fits = {stage.index: _Fits(law, bench, stage, passes) for stage in program.stages}
         parameters = list(model.parameters())
@@ -106,7 +108,7 @@ def meter(
         parameter_bytes=bytes_of(parameters),
         optimizer_bytes=step.state_bytes,
         topology=Topology(
-            forward=_sum(fit.lasting_forward for fit in fits.values()),
+            forward=_sum([law.size(lasting), *(fit.lasting_forward for fit in fits.values())]),
             backward=_sum(fit.lasting_backward for fit in fits.values()),
             loops=loops,
         ),
@@ -119,6 +121,21 @@ def _examples(program: Program, x: Tensor) -> dict[str, Tensor]:
     """Some prepared rows."""
     kinds = {made.name: program.rows[made.name] for made in program.prepared}
     return {n: x.new_ones(x.shape[0], *k.shape, dtype=k.dtype) for n, k in kinds.items()}
+
+
+def _prepared_on(program: Program, inputs: Mapping[str, Tensor], sample: SampleBlock) -> int:
+    """Bytes that stay with a block once prepared rows were made on it and given back."""
+    total = 0
+    for made in program.prepared:
+        bench = Bench(made.program, inputs, learned=False)
+        with recording(bench.device) as allocations:
+            allocations.mark("prepare")
+            for stage in made.program.stages:
+                rows = bench.rows(stage, sample)
+                run_forward(stage, sample.block, KEY, rows.gathered, rows.own, keep=False)
+                del rows
+        total += sum(allocations.by_mark["prepare"])
+    return total
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -125,7 +125,8 @@ class _Writing:
             self.out.given("buffers", 0, "device", "parameters", workload.buffer_bytes)
         if optimizer:
             out_edges = workload.topology.backward.at(self.extent)
-            if not out_edges:  # of a workload that was not metered
+            aggregates = any(stage.kind == "graph" for stage in workload.stages)
+            if not out_edges and aggregates:  # of a workload that was not metered
                 position = 4 if shape.num_edges < 2**31 else 8
                 out_edges = rowptr + shape.num_edges * (shape.id_bytes + position)
             self.out.given("topology.out", 0, "device", "topology", out_edges)
