@@ -22,12 +22,15 @@ import triton.language as tl
 from tiergnn.kernels.aggregate.gpu_kernels import RANGES, open_tasks
 from tiergnn.kernels.attention.gpu_softmax import absorb, close_lanes, store_softmax
 from tiergnn.kernels.attention.gpu_tile import (
+    by_edge,
     by_group,
     edge_ids,
+    flat_edges,
+    gather_rows,
+    group_columns,
     keep_factors,
     leaky,
     load_groups,
-    load_rows,
     loop_ids,
     open_edges,
     open_groups,
@@ -37,10 +40,15 @@ SCALARS = [*RANGES, "num_graph_edges", "key", "threshold", "site"]
 
 
 @triton.jit
-def far_ends(col, at, e, left, rows):
-    """The far ends of edges [R, U, L], and the row itself past a task's last edge, as in col."""
-    beyond = (tl.zeros_like(at) + rows).to(col.dtype.element_ty)
-    return tl.load(col + at, mask=e < left, other=beyond)
+def far_ends(col, at, inside, beyond, GROUPS: tl.constexpr):
+    """The far ends of edges [E] for every group of columns, [G, E], and ``beyond`` [E] elsewhere.
+
+    As many loads of one number as threads hold: passing it on would take more than the cache does.
+    """
+    place = at[None, :] + tl.zeros((GROUPS, 1), tl.int64)
+    other = tl.broadcast_to(beyond.to(col.dtype.element_ty)[None, :], place.shape)
+    mask = tl.broadcast_to(inside[None, :], place.shape)
+    return tl.load(col + place, mask=mask, other=other)
 
 
 @triton.jit
@@ -73,17 +81,17 @@ def logits_of(
     K: tl.constexpr,
     STRIDE: tl.constexpr,
 ):
-    """Logits of edges before leaky_relu, [R, U, L, G].
+    """Logits of edges before leaky_relu, [G, E].
 
-    other [.., STRIDE] holds the far ends' scores, edge and loop [.., K] those of edges and of
-    virtual ``loops``.
+    own_score [G, E]; other [.., STRIDE] holds the scores of far ends [G, E]; edge [.., K] those of
+    edges ``spot`` [E], and loop those of the virtual ``loops`` [E] of rows [E].
     """
     logit = own_score + load_groups(other, far, live, head, in_head, STRIDE)
     if edge is not None:
-        logit += load_groups(edge, spot, live & ~loops, head, in_head, K)
+        stored = live & ~loops[None, :]
+        logit += load_groups(edge, spot[None, :], stored, head, in_head, K)
     if loop is not None:
-        at = tl.zeros_like(spot) + rows
-        logit += load_groups(loop, at, live & loops, head, in_head, K)
+        logit += load_groups(loop, rows[None, :], live & loops[None, :], head, in_head, K)
     return logit
 
 
@@ -91,7 +99,7 @@ def logits_of(
 def factors_of(
     spot,
     rows,
-    live,
+    inside,
     loops,
     eid,
     gid,
@@ -107,10 +115,13 @@ def factors_of(
     GROUPS: tl.constexpr,
     SUM: tl.constexpr,
 ):
-    """What dropout multiplies the coefficients of edges and virtual loops by, [R, U, L, G]."""
-    row_id = edge_ids(spot, live & ~loops, eid)
+    """What dropout multiplies the coefficients of edges and virtual loops by, [R, U, L, G].
+
+    spot, inside and loops [R, U, L]; rows [R, 1, 1].
+    """
+    row_id = edge_ids(spot, inside, eid)
     if SELF_LOOP:
-        row_id = tl.where(loops, loop_ids(rows, live & loops, gid, num_graph_edges), row_id)
+        row_id = tl.where(loops, loop_ids(rows, loops, gid, num_graph_edges), row_id)
     factor = keep_factors(row_id, first_head, key, threshold, site, SCALE, SHIFT, HEADS, SUM)
     return by_group(factor, GROUPS)
 
@@ -168,46 +179,51 @@ def forward_kernel(
     STEP: tl.constexpr = UNROLL * LANES
     GROUPS: tl.constexpr = HEADS * WIDTH // VECTOR
     task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
-    first_head, head, feature, of_head, in_head, leads = open_groups(K, PITCH, HEADS, WIDTH, VECTOR)
-    column = of_head * PITCH + feature
-    within = (of_head < K) & (feature < PITCH)
-    mine, rows = own[:, None, None], target[:, None, None]
-    own_score = load_groups(dst, rows, mine, head, in_head, K)
+    first_head, block, head, feature, of_head, in_head, leads = open_groups(
+        K, PITCH, HEADS, WIDTH, VECTOR
+    )
+    group = group_columns(first_head, K, PITCH, HEADS, WIDTH, VECTOR, block)
+    e, at, left = open_edges(begin, num_edges, UNROLL, LANES)
+    place, number = flat_edges(at, UNROLL, LANES), flat_edges(e + left * 0, UNROLL, LANES)
+    end, rows = flat_edges(num_edges, UNROLL, LANES), flat_edges(target, UNROLL, LANES)
+    mine = flat_edges(own, UNROLL, LANES)
+    own_score = load_groups(dst, rows[None, :], mine[None, :], head, in_head, K)
 
     best = tl.full((ROWS, LANES, GROUPS), float("-inf"), SUM)
     total = tl.zeros((ROWS, LANES, GROUPS), SUM)
     acc = tl.zeros((ROWS, LANES, GROUPS, VECTOR), SUM)
     steep_total = tl.zeros((ROWS, LANES, GROUPS), SUM)
     steep_acc = tl.zeros((ROWS, LANES, GROUPS, VECTOR), SUM)
-    e, at, left = open_edges(begin, num_edges, UNROLL, LANES)
-    own_name = rows.to(col.dtype.element_ty)
-    longest = tl.max(num_edges, 0)
-    loop_at = left
+    loop_at = num_edges
     if SELF_LOOP:
-        spots = loop_spots(task, own, target, begin, num_edges, rowptr, num_parts, None)
-        loop_at = spots[:, None, None]
-        longest = tl.max(tl.maximum(num_edges, spots + 1), 0)
-    source = far_ends(col, at, e, left, rows)
-    for i in range(0, longest, STEP):
-        live = i + e < left
-        loops = i + e == loop_at
+        loop_at = loop_spots(task, own, target, begin, num_edges, rowptr, num_parts, None)
+    last_edge = tl.max(tl.maximum(num_edges, loop_at + 1), 0) if SELF_LOOP else tl.max(num_edges, 0)
+    loop_number = flat_edges(loop_at, UNROLL, LANES)
+    # Past a task's end stands the row itself, which is no edge.
+    far = far_ends(col, place, number < end, rows, GROUPS)
+    for i in range(0, last_edge, STEP):
+        loops = i + number == loop_number
         if SELF_LOOP:
-            live = (source != own_name) | loops
-        tile = load_rows(h, source, live, column, within, K * PITCH, SUM, GROUPS)
+            live = (far != rows.to(far.dtype)[None, :]) | loops[None, :]
+        else:
+            live = tl.broadcast_to((i + number < end)[None, :], far.shape)
+        tile = gather_rows(h, far, live, group, K * PITCH, VECTOR, SUM)
+        tile = tl.reshape(tile, (ROWS, UNROLL, LANES, GROUPS, VECTOR))
         logit = logits_of(
-            own_score, src, source, edge, at + i, loop, rows, live, loops, head, in_head, K, K
+            own_score, src, far, edge, place + i, loop, rows, live, loops, head, in_head, K, K
         )
         # The next sources are read while these rows are on their way.
-        source = far_ends(col, at + (i + STEP), i + STEP + e, left, rows)
-        rises = logit > 0
-        logit = tl.where(live[:, :, :, None], leaky(logit, SLOPE), float("-inf"))
+        far = far_ends(col, place + (i + STEP), i + STEP + number < end, rows, GROUPS)
+        rises = by_edge(logit > 0, ROWS, UNROLL, LANES)
+        logit = tl.where(live, leaky(logit, SLOPE), float("-inf"))
+        logit = by_edge(logit, ROWS, UNROLL, LANES)
         factor = logit
         if DROPOUT:
             factor = factors_of(
                 at + i,
-                rows,
-                live,
-                loops,
+                target[:, None, None],
+                i + e < left,
+                i + e == loop_at[:, None, None],
                 eid,
                 gid,
                 num_graph_edges,

@@ -24,7 +24,11 @@ from tiergnn.kernels.attention.gpu_gat import (
     loop_spots,
 )
 from tiergnn.kernels.attention.gpu_tile import (
+    by_edge,
     by_group,
+    flat_edges,
+    gather_rows,
+    group_columns,
     leaky,
     leaky_slope,
     load_groups,
@@ -117,7 +121,7 @@ def _inner_products(
 ):
     """<h[row, k], grad[far, k]>, [R, U, L, G]: whole heads, where these are wider than WIDTH too.
 
-    own_h and tile [R, U, L, G, V] are this program's columns of the two.
+    own_h and tile [R, U, L, G, V] are this program's columns of the two; far and live [G, E].
     """
     GROUPS: tl.constexpr = HEADS * WIDTH // VECTOR
     c = tl.arange(0, HEADS * WIDTH)
@@ -129,9 +133,9 @@ def _inner_products(
             feature = block + c % WIDTH
             within = (of_head < K) & (feature < F)
             left = load_rows(h, rows, mine, of_head * F + feature, within, K * F, SUM, GROUPS)
-            column = of_head * PITCH + feature
-            right = load_rows(grad, far, live, column, within, K * PITCH, SUM, GROUPS)
-            inner += tl.sum(left * right, 4)
+            group = group_columns(first_head, K, PITCH, HEADS, WIDTH, VECTOR, block)
+            right = gather_rows(grad, far, live, group, K * PITCH, VECTOR, SUM)
+            inner += tl.sum(left * tl.reshape(right, tile.shape), 4)
     if GROUPS > HEADS:
         share: tl.constexpr = GROUPS // HEADS
         size: tl.constexpr = (inner.shape[0], inner.shape[1], inner.shape[2], HEADS, share)
@@ -195,47 +199,52 @@ def backward_kernel(
     STEP: tl.constexpr = UNROLL * LANES
     GROUPS: tl.constexpr = HEADS * WIDTH // VECTOR
     task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
-    first_head, head, feature, of_head, in_head, leads = open_groups(K, PITCH, HEADS, WIDTH, VECTOR)
-    own_column, column = of_head * F + feature, of_head * PITCH + feature
+    first_head, block, head, feature, of_head, in_head, leads = open_groups(
+        K, PITCH, HEADS, WIDTH, VECTOR
+    )
+    own_column = of_head * F + feature
     own_within = (of_head < K) & (feature < F)
-    within = (of_head < K) & (feature < PITCH)
-    mine, rows = own[:, None, None], target[:, None, None]
-    own_score = load_groups(src, rows, mine, head, in_head, K)
-    own_h = load_rows(h, rows, mine, own_column, own_within, K * F, SUM, GROUPS)
+    group = group_columns(first_head, K, PITCH, HEADS, WIDTH, VECTOR, block)
+    e, at, left = open_edges(begin, num_edges, UNROLL, LANES)
+    place, number = flat_edges(at, UNROLL, LANES), flat_edges(e + left * 0, UNROLL, LANES)
+    end, rows = flat_edges(num_edges, UNROLL, LANES), flat_edges(target, UNROLL, LANES)
+    mine = flat_edges(own, UNROLL, LANES)
+    own_score = load_groups(src, rows[None, :], mine[None, :], head, in_head, K)
+    alone, own_rows = own[:, None, None], target[:, None, None]
+    own_h = load_rows(h, own_rows, alone, own_column, own_within, K * F, SUM, GROUPS)
 
     acc = tl.zeros((ROWS, LANES, GROUPS, VECTOR), SUM)
     score = tl.zeros((ROWS, LANES, GROUPS), SUM)
-    e, at, left = open_edges(begin, num_edges, UNROLL, LANES)
-    own_name = rows.to(col.dtype.element_ty)
-    longest = tl.max(num_edges, 0)
-    loop_at = left
+    loop_at = num_edges
     if SELF_LOOP:
-        spots = loop_spots(task, own, target, begin, num_edges, rowptr, num_parts, num_dst)
-        loop_at = spots[:, None, None]
-        longest = tl.max(tl.maximum(num_edges, spots + 1), 0)
-    far = far_ends(col, at, e, left, rows)
-    for i in range(0, longest, STEP):
-        live = i + e < left
-        loops = i + e == loop_at
+        loop_at = loop_spots(task, own, target, begin, num_edges, rowptr, num_parts, num_dst)
+    last_edge = tl.max(tl.maximum(num_edges, loop_at + 1), 0) if SELF_LOOP else tl.max(num_edges, 0)
+    loop_number = flat_edges(loop_at, UNROLL, LANES)
+    beyond = tl.where(rows < num_dst, rows, 0)  # a row of grad: past a task's end all is read
+    far = far_ends(col, place, number < end, beyond, GROUPS)
+    for i in range(0, last_edge, STEP):
+        inside = i + number < end
+        loops = i + number == loop_number
+        live = tl.broadcast_to(inside[None, :], far.shape)
         if SELF_LOOP:
-            live = (far != own_name) | loops
-        stored = live & ~loops
-        tile = load_rows(grad, far, live, column, within, K * PITCH, SUM, GROUPS)
-        spot = at + i
+            live = (live & (far != rows.to(far.dtype)[None, :])) | loops[None, :]
+        tile = gather_rows(grad, far, live, group, K * PITCH, VECTOR, SUM)
+        tile = tl.reshape(tile, (ROWS, UNROLL, LANES, GROUPS, VECTOR))
+        spot = place + i
         if position is not None:
-            spot = tl.load(position + spot, mask=stored, other=0).to(tl.int64)
+            spot = tl.load(position + spot, mask=inside, other=0).to(tl.int64)
         logit = logits_of(
             own_score, record, far, edge, spot, loop, rows, live, loops, head, in_head, K, RECORD
         )
         size_log = load_groups(record + K, far, live, head, in_head, RECORD)
         row_inner = load_groups(record + 2 * K, far, live, head, in_head, RECORD)
-        following = far_ends(col, at + (i + STEP), i + STEP + e, left, rows)
+        following = far_ends(col, place + (i + STEP), i + STEP + number < end, beyond, GROUPS)
         inner = _inner_products(
             own_h,
             tile,
             h,
-            rows,
-            mine,
+            own_rows,
+            alone,
             grad,
             far,
             live,
@@ -248,14 +257,15 @@ def backward_kernel(
             WIDTH,
             VECTOR,
         )
-        alpha = tl.where(live[:, :, :, None], tl.exp(leaky(logit, SLOPE) - size_log), 0.0)
+        alpha = tl.where(live, tl.exp(leaky(logit, SLOPE) - size_log), 0.0)
+        alpha = by_edge(alpha, ROWS, UNROLL, LANES)
         weight = alpha
         if DROPOUT:
             factor = factors_of(
-                spot,
-                rows,
-                live,
-                loops,
+                tl.reshape(spot, (ROWS, UNROLL, LANES)),
+                own_rows,
+                i + e < left,
+                i + e == loop_at[:, None, None],
                 eid,
                 gid,
                 num_graph_edges,
@@ -273,16 +283,18 @@ def backward_kernel(
             weight *= factor
             inner *= factor
         acc += tl.sum(weight[:, :, :, :, None] * tile, 1)
-        grads = logit_grads(alpha, inner, row_inner) * leaky_slope(logit, SLOPE)
+        grads = logit_grads(alpha, inner, by_edge(row_inner, ROWS, UNROLL, LANES))
+        grads *= by_edge(leaky_slope(logit, SLOPE), ROWS, UNROLL, LANES)
         score += tl.sum(grads, 1)
+        written = in_head & leads
         if grad_edge is not None:
-            place = spot[:, :, :, None] * K + head[None, None, None, :]
-            mask = stored[:, :, :, None] & (in_head & leads)[None, None, None, :]
-            tl.store(grad_edge + place, grads, mask=mask)
+            stored = by_edge(live & ~loops[None, :] & written[:, None], ROWS, UNROLL, LANES)
+            there = by_edge(spot[None, :] * K + head[:, None], ROWS, UNROLL, LANES)
+            tl.store(grad_edge + there, grads, mask=stored)
         if grad_loop is not None:
-            place = (tl.zeros_like(spot) + rows)[:, :, :, None] * K + head[None, None, None, :]
-            mask = (live & loops)[:, :, :, None] & (in_head & leads)[None, None, None, :]
-            tl.store(grad_loop + place, grads, mask=mask)
+            stored = by_edge(live & loops[None, :] & written[:, None], ROWS, UNROLL, LANES)
+            there = by_edge(rows[None, :] * K + head[:, None], ROWS, UNROLL, LANES)
+            tl.store(grad_loop + there, grads, mask=stored)
         far = following
     all_h = tl.sum(acc, 1)
     all_score = tl.sum(score, 1)

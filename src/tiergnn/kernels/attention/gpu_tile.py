@@ -47,8 +47,8 @@ def open_groups(
 ):
     """As ``open_columns`` for groups of VECTOR columns of one head, G = H*W / V of them.
 
-    First head; the head [G] of each group; feature and head [H*W] of each column; which groups
-    have a head [G], and which of them are the first of theirs.
+    First head and feature; the head [G] of each group; feature and head [H*W] of each column; which
+    groups have a head [G], and which of them are the first of theirs.
     """
     blocks: tl.constexpr = (F + WIDTH - 1) // WIDTH
     share: tl.constexpr = WIDTH // VECTOR
@@ -58,7 +58,27 @@ def open_groups(
     c = tl.arange(0, HEADS * WIDTH)
     head = first_head + g // share
     leads = (g % share == 0) & (block == 0)
-    return first_head, head, block + c % WIDTH, first_head + c // WIDTH, head < K, leads
+    return first_head, block, head, block + c % WIDTH, first_head + c // WIDTH, head < K, leads
+
+
+@triton.jit
+def group_columns(
+    first_head,
+    K: tl.constexpr,
+    PITCH: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VECTOR: tl.constexpr,
+    block,
+):
+    """First columns [G] of this block's groups, in rows whose heads stand PITCH numbers apart.
+
+    0 for groups that are not there.
+    """
+    share: tl.constexpr = WIDTH // VECTOR
+    g = tl.arange(0, HEADS * share)
+    head, feature = first_head + g // share, block + g % share * VECTOR
+    return tl.where((head < K) & (feature < PITCH), head * PITCH + feature, 0)
 
 
 @triton.jit
@@ -88,17 +108,46 @@ def load_heads(x, at, live, head, in_head, STRIDE: tl.constexpr):
 
 
 @triton.jit
-def load_groups(x, at, live, head, in_head, STRIDE: tl.constexpr):
-    """As ``load_heads``, where heads repeat: a number for every group of columns, [R, U, L, G].
+def flat_edges(x, UNROLL: tl.constexpr, LANES: tl.constexpr):
+    """x [R, U, L], or [R] for every edge of its task, as [R*U*L]."""
+    size: tl.constexpr = x.shape[0] * UNROLL * LANES
+    if len(x.shape) == 1:
+        x = tl.broadcast_to(x[:, None, None], (x.shape[0], UNROLL, LANES))
+    return tl.reshape(x, (size,))
 
-    Loaded as [groups, edges]: of two axes along neither of which addresses follow each other,
-    Triton deals neighbouring threads to the first, and groups stand side by side in a tile's rows.
+
+@triton.jit
+def by_edge(x, ROWS: tl.constexpr, UNROLL: tl.constexpr, LANES: tl.constexpr):
+    """x [G, R*U*L] as [R, U, L, G]."""
+    return tl.reshape(tl.trans(x), (ROWS, UNROLL, LANES, x.shape[0]))
+
+
+@triton.jit
+def load_groups(x, at, live, head, in_head, STRIDE: tl.constexpr):
+    """x[at, head], [G, E], for every group of columns; at [G, E], or [1, E] where int64.
+
+    Groups come first: of two axes along neither of which addresses follow each other, Triton deals
+    neighbouring threads to the first, and groups stand side by side in the rows of a tile.
     """
-    size: tl.constexpr = at.shape[0] * at.shape[1] * at.shape[2]
-    place = tl.reshape(at, (size,)).to(tl.int64)[None, :] * STRIDE + head[:, None]
-    mask = tl.reshape(live, (size,))[None, :] & in_head[:, None]
-    found = tl.trans(tl.load(x + place, mask=mask, other=0))
-    return tl.reshape(found, (at.shape[0], at.shape[1], at.shape[2], head.shape[0]))
+    place = at.to(tl.int64) * STRIDE + head[:, None]
+    return tl.load(x + place, mask=live & in_head[:, None], other=0)
+
+
+@triton.jit
+def gather_rows(x, at, live, group, STRIDE: tl.constexpr, VECTOR: tl.constexpr, SUM: tl.constexpr):
+    """x[at, group .. group + VECTOR - 1], [E, G, V], and 0 where not ``live``; at and live [G, E].
+
+    Everything is read, live or not: rows ``at`` and columns ``group`` [G] exist. (A mask that is
+    made of these tensors would have every number loaded alone.)
+    """
+    size: tl.constexpr = at.shape[1]
+    groups: tl.constexpr = at.shape[0]
+    first = tl.trans(at.to(tl.int64) * STRIDE + group[:, None])
+    place = first[:, :, None] + tl.arange(0, VECTOR)[None, None, :]
+    place = tl.reshape(place, (size, groups * VECTOR))
+    place = tl.max_contiguous(tl.multiple_of(place, (1, VECTOR)), (1, VECTOR))
+    tile = tl.reshape(tl.load(x + place), (size, groups, VECTOR)).to(SUM)
+    return tl.where(tl.trans(live)[:, :, None], tile, 0.0)
 
 
 @triton.jit
