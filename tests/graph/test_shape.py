@@ -230,9 +230,9 @@ def test_expected_layout_of_few_parts_and_few_nodes():
 
 
 def test_papers100M_in_64_parts_is_planned_at_once():
-    start = time.perf_counter()
+    start = time.process_time()
     layout = expected_layout(published_shape("papers100M"), 64)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert sum(p.rows for p in layout.parts) == 111_059_956
     assert all(len(p.served) <= 1000 for p in layout.parts)
 

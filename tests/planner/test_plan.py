@@ -34,7 +34,7 @@ def roomy():
 @pytest.fixture(scope="module")
 def all_trials(roomy):
     machine = preset("h200").with_budgets(device_bytes=roomy.peak_bytes["device"] // 2)
-    return choosing(machine, thorough=True, most_parts=8, most_slices=8).trials()
+    return choosing(machine, thorough=True, most_parts=4, most_slices=4).trials()
 
 
 def test_with_room_for_all_the_plan_is_resident_and_keeps_everything(roomy):
@@ -94,7 +94,7 @@ def test_what_cannot_work_is_refused_with_what_would(roomy):
     small = preset("h200").with_budgets(device_bytes=2**20, host_bytes=2**20)
     small = replace(small, disk=Tier(2**20))
     with pytest.raises(PlanError) as refusal:
-        best(choosing(small, most_parts=16, most_slices=8).trials())
+        best(choosing(small, most_parts=4, most_slices=4).trials())
     text = str(refusal.value)
     assert "no plan fits" in text
     assert "largest" in text
@@ -105,7 +105,7 @@ def test_what_cannot_work_is_refused_with_what_would(roomy):
     # What it says would do, does, with room in the other tiers.
     others = preset("h200").with_budgets(**{enough["device"]: needed}) if tier == "device" else None
     if others is not None:
-        found = best(choosing(others, most_parts=16, most_slices=8).trials())
+        found = best(choosing(others, most_parts=4, most_slices=4).trials())
         assert found.peak_bytes["device"] <= needed
 
 

@@ -70,9 +70,9 @@ def test_undominated_of_nothing_and_of_many():
     assert undominated(np.ones((5, 2))).tolist() == [0]
     plane = np.random.default_rng(0).random((20_000, 3))
     plane[:, 2] = 3 - plane[:, 0] - plane[:, 1]
-    start = time.perf_counter()
+    start = time.process_time()
     assert undominated(plane).size == 20_000
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 # --- small chains, by brute force --------------------------------------------------------------
@@ -299,9 +299,9 @@ def tight(stages: list[Stage], tiers: int, share: float) -> Budgets:
 @pytest.mark.parametrize("whole", [True, False])
 def test_30_stages_of_16_choices(whole):
     stages = large(0, 1, whole=whole)
-    start = time.perf_counter()
+    start = time.process_time()
     found = frontier(stages)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert 200 < len(found) < 2_000
     seconds, held = found.seconds, found.held[:, 0]
     assert (np.diff(seconds) > 0).all()
@@ -314,9 +314,9 @@ def test_30_stages_of_16_choices(whole):
 
 def test_30_stages_with_turns():
     stages = large(1, 1, turns=True)
-    start = time.perf_counter()
+    start = time.process_time()
     found = frontier(stages)
-    assert time.perf_counter() - start < 4  # 256 pairs of choices a stage
+    assert time.process_time() - start < 4  # 256 pairs of choices a stage
     point = found[len(found) // 2]
     assert fastest(stages, Budgets(device=point.device_bytes)).seconds == point.seconds
 
@@ -328,9 +328,9 @@ def test_30_stages_with_turns():
 def test_30_stages_within_budgets_of_several_tiers(tiers, share, seed, turns):
     stages = large(seed, tiers, turns=turns)
     budgets = tight(stages, tiers, share)
-    start = time.perf_counter()
+    start = time.process_time()
     plan = fastest(stages, budgets)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert all(np.array(plan.tier_bytes) <= budgets.most)
     assert point_of(stages, plan.picks) == plan
 

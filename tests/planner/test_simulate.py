@@ -357,7 +357,7 @@ def test_a_long_schedule_is_clocked_in_seconds():
     schedule = w.finish()
     assert len(schedule.actions) == 100_000
     on = machine(ranks, links={"h2d": link(devices=4, duplex_frac=0.9)})
-    began = time.perf_counter()
+    began = time.process_time()
     timeline = clocked(schedule, on)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     assert timeline.seconds >= 100_000 / 5 / ranks

@@ -157,6 +157,6 @@ def test_a_long_schedule_is_proven_in_seconds(ranks):
             w.release(r, name)
     schedule = w.finish()
     assert len(schedule.actions) == 100_000
-    began = time.perf_counter()
+    began = time.process_time()
     check(schedule, machine(ranks))
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
