@@ -8,7 +8,7 @@ Legend: P destinations, S sources, E edges, Q parts, K heads, F features; R ROWS
 """
 
 # Triton types constants as constexpr, and gives no type to what a kernel is called with.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ W WIDTH.
 """
 
 # Triton types constants as constexpr, and gives no type to what a kernel is called with.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false
 
 from __future__ import annotations
 
