@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.kernels.blocks import rand
-from tiergnn.kernels import backend
+from tiergnn.kernels import backend, product
 from tiergnn.kernels.product import linear_rows
 from tiergnn.kernels.product.shapes import LEAST_ROWS, PROGRAMS, shares_of
 from tiergnn.models.sample_blocks import _COUNTS
@@ -40,6 +40,12 @@ def test_every_row_has_one_share(num_rows, tiles):
     assert shares * each >= num_rows
     assert (shares * each - num_rows) < 32 * shares + each
     assert shares <= max(1, PROGRAMS // tiles)
+
+
+@pytest.mark.parametrize(("version", "is_fast"), [((8, 0), True), ((8, 9), False), ((7, 5), False)])
+def test_gpus_that_multiply_tf32_fast(monkeypatch, version, is_fast):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: version)
+    assert product._is_fast(torch.device("cuda")) == is_fast
 
 
 def test_stages_are_metered_on_rows_enough():

@@ -8,8 +8,6 @@ Legend: P rows, D in-features, F out-features.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 from torch import Tensor
@@ -20,7 +18,6 @@ from tiergnn.kernels.product.gpu_kernels import rows_kernel, split_kernel, weigh
 from tiergnn.kernels.product.shapes import Tile, rows_tile, shares_of, weight_tile
 
 _SPLIT = 1024  # numbers of a weight that a program splits
-_CUTTING = (8, 9)  # major versions of GPUs whose tensor cores cut float32 to tf32
 
 
 def product(
@@ -141,11 +138,10 @@ def _of_tile(tile: Tile, like: Tensor) -> dict[str, int | bool]:
         "DEPTH": tile.depth,
         "PARTS": tile.parts,
         "APART": tile.apart,
-        "CUT": not _cuts(like.device),
+        "CUT": is_interpreted(like.device),
     }
 
 
-@cache
-def _cuts(device: torch.device) -> bool:
-    """Whether tensor cores read float32 as tf32 by cutting it off; the interpreter does not."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in _CUTTING
+def is_interpreted(device: torch.device) -> bool:
+    """Whether nothing cuts float32 off to tf32 where it is multiplied."""
+    return device.type != "cuda"

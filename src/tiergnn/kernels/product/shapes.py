@@ -1,4 +1,4 @@
-"""How large the tiles of products are: a plain function of widths, from what was fastest."""
+"""How large the tiles of products are: a plain function of widths."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 from tiergnn.kernels.aggregate.shapes import power_of_two
 
 LEAST_ROWS = 256  # of a product: few enough that stages are metered as they are run later
-SHARED_BYTES = 160 * 2**10  # of memory that one processor needs: the largest tile's
 PROGRAMS = 264  # that add up a gradient of a weight, each a share of the rows
 _WIDEST = 128  # columns of a tile
 _LEAST = 16  # columns of a tile: what a tensor core multiplies
 _LEAST_LEFT = 64  # the same of the left operand
+_SHORT = 256  # numbers that tensor cores may add up throughout: what they cut off is below 1e-5
 
 
 class Tile(NamedTuple):
@@ -34,13 +34,14 @@ def rows_tile(inner: int, outer: int) -> Tile:
     """The tile of a product [P, inner] x [inner, outer]."""
     columns = columns_of(outer, _LEAST)
     depth = 32 if inner > 16 else 16
-    return Tile(128, columns, depth, 8 if columns > 64 else 4, 3)
+    # Two programs fit a processor: one loads and stores while the other multiplies.
+    return Tile(128, columns, depth, 8, 2, apart=columns <= 64 or inner > _SHORT)
 
 
 def weight_tile(left: int, right: int) -> Tile:
     """The tile of a sum over rows of [left, P] x [P, right], left >= right."""
     rows, columns = columns_of(left, _LEAST_LEFT), columns_of(right, _LEAST)
-    return Tile(rows, columns, 32, 8 if rows * columns > 64 * 128 else 4, 3)
+    return Tile(rows, columns, 32, 8 if rows > _LEAST_LEFT else 4, 2 if columns > 64 else 3)
 
 
 def columns_of(width: int, least: int) -> int:
