@@ -1,6 +1,6 @@
 """Products of float32 rows on one GPU, by tiles of several shapes, against torch's (SGEMM).
 
-Each pass of each shape: the product, the gradient of its rows and that of its weight. Errors are
+Each pass of each shape: the product, and the gradient of its rows. Errors are
 the largest difference from float64 over the largest result, with weights (or gradients) of both
 signs and, where rounding adds up, of one sign: the larger of the two. A candidate that does not
 compile, or does not fit the GPU, is told and skipped; so is what is left when the time is up. Times
@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -32,42 +33,21 @@ from tiergnn.kernels.product.shapes import Tile
 
 PRODUCTS = 2_449_029, ((100, 256), (256, 256), (256, 47), (100, 64), (64, 64), (64, 47), (100, 16))
 REDDIT = 232_965, ((602, 256), (602, 64), (256, 41))
-PASSES = ("forward", "rows", "weight")
+PASSES = ("forward", "rows")
 WORST = 1e-5  # error that is still told as right
 RUNS = 5
 SAMPLE = 4096  # rows that are held to float64
-CHUNK = 2**18  # rows that are multiplied in float64 at once
-ROWS = (
-    Tile(128, 128, 32, 8, 2, 2, False),
-    Tile(128, 128, 32, 8, 2, 2, True),
-    Tile(128, 128, 16, 8, 4, 2, False),
-    Tile(128, 256, 32, 8, 2, 2, False),
-    Tile(128, 256, 16, 8, 3, 2, False),
-    Tile(64, 128, 32, 4, 2, 2, True),
-    Tile(64, 256, 32, 4, 2, 2, False),
-    Tile(128, 64, 32, 4, 3, 2, True),
-    Tile(128, 128, 32, 8, 2, 3, False),
-    Tile(128, 256, 32, 8, 2, 3, False),
+TILES = (
+    Tile(128, 128, 32, 8, 2),
+    Tile(64, 128, 32, 4, 2),
+    Tile(64, 128, 32, 4, 3),
+    Tile(128, 64, 32, 4, 3),
+    Tile(128, 64, 32, 8, 3),
 )
 NARROW = (  # of up to 64 columns
-    Tile(128, 64, 32, 4, 3, 2, False),
-    Tile(128, 64, 32, 4, 2, 2, True),
-    Tile(128, 64, 32, 8, 3, 2, True),
-    Tile(128, 64, 16, 4, 4, 2, False),
-    Tile(64, 64, 32, 4, 3, 2, True),
-    Tile(256, 64, 32, 8, 2, 2, False),
-    Tile(128, 64, 32, 4, 3, 3, False),
-)
-WEIGHT = (
-    Tile(128, 128, 32, 8, 3, 2, True),
-    Tile(128, 128, 32, 8, 2, 2, True),
-    Tile(128, 128, 32, 8, 3, 2, False),
-    Tile(128, 128, 16, 8, 4, 2, True),
-    Tile(128, 256, 32, 8, 2, 2, False),
-    Tile(64, 128, 32, 4, 3, 2, True),
-    Tile(128, 64, 32, 4, 3, 2, True),
-    Tile(64, 64, 32, 4, 3, 2, True),
-    Tile(128, 128, 32, 8, 3, 3, True),
+    Tile(128, 64, 32, 4, 2),
+    Tile(128, 64, 32, 8, 3),
+    Tile(64, 64, 32, 4, 3),
 )
 
 
@@ -79,38 +59,25 @@ class Case(NamedTuple):
 
     def tiles(self) -> tuple[Tile, ...]:
         """Candidates, none wider than what there is."""
-        if self.which == "weight":
-            left, right = max(self.inner, self.outer), min(self.inner, self.outer)
-            return _clipped(WEIGHT, max(64, power_of_two(left)), max(16, power_of_two(right)))
         width = max(16, power_of_two(self.outer if self.which == "forward" else self.inner))
-        return _clipped(NARROW if width <= 64 else ROWS, 256, width)
+        tiles = NARROW if width <= 64 else TILES
+        clipped = (tile._replace(columns=min(tile.columns, width)) for tile in tiles)
+        return tuple(dict.fromkeys(clipped))
 
     def text(self) -> str:
         return f"{self.num_rows:8} x {self.inner:3} -> {self.outer:3} {self.which:7}"
 
 
-def _clipped(tiles: tuple[Tile, ...], rows: int, columns: int) -> tuple[Tile, ...]:
-    clipped = (
-        tile._replace(rows=min(tile.rows, rows), columns=min(tile.columns, columns))
-        for tile in tiles
-    )
-    return tuple(dict.fromkeys(clipped))
-
-
 def run(case: Case, x_PD: Tensor, grad_PF: Tensor, weight_FD: Tensor, tile: Tile) -> Tensor:
     if case.which == "forward":
         return gpu.product(x_PD, weight_FD, None, tile)
-    if case.which == "rows":
-        return gpu.product_grad_rows(grad_PF, weight_FD, tile)
-    return gpu.product_grad_weight(grad_PF, x_PD, False, tile)[0]
+    return gpu.product_grad_rows(grad_PF, weight_FD, tile)
 
 
 def run_torch(case: Case, x_PD: Tensor, grad_PF: Tensor, weight_FD: Tensor) -> Tensor:
     if case.which == "forward":
         return reference.product(x_PD, weight_FD, None)
-    if case.which == "rows":
-        return reference.product_grad_rows(grad_PF, weight_FD)
-    return reference.product_grad_weight(grad_PF, x_PD)
+    return reference.product_grad_rows(grad_PF, weight_FD)
 
 
 def compile_one(given: tuple[Case, Tile]) -> None:
@@ -159,25 +126,17 @@ class Inputs:
         return (self.grad, self.weight), self.one_sign
 
     def wanted(self, case: Case) -> list[Tensor]:
-        """In float64: of the sample of rows, or the gradient of the weight, a pair each."""
-        found = []
-        for grad, weight in self.pairs():
-            if case.which == "weight":
-                total = torch.zeros_like(weight, dtype=torch.float64)
-                for at in range(0, grad.shape[0], CHUNK):
-                    part = slice(at, at + CHUNK)
-                    total += grad[part].double().T @ self.x[part].double()
-                found.append(total)
-            else:
-                rows = self.x[self.sample].double(), grad[self.sample].double()
-                found.append(run_torch(case, *rows, weight.double()))
-        return found
+        """In float64, of the sample of rows, a pair each."""
+        x = self.x[self.sample].double()
+        return [
+            run_torch(case, x, grad[self.sample].double(), weight.double())
+            for grad, weight in self.pairs()
+        ]
 
     def error(self, case: Case, call: Callable[..., Tensor], wanted: list[Tensor]) -> float:
         worst = 0.0
         for (grad, weight), want in zip(self.pairs(), wanted, strict=True):
-            got = call(case, self.x, grad, weight)
-            got = got if case.which == "weight" else got[self.sample]
+            got = call(case, self.x, grad, weight)[self.sample]
             error = (got.double() - want).abs().max() / want.abs().max()
             worst = max(worst, float(error.nan_to_num(nan=float("inf"))))
         return worst
@@ -197,7 +156,7 @@ def measure(case: Case, inputs: Inputs, until: float) -> dict[str, Any]:
         try:
             if time.monotonic() > until:
                 raise TimeoutError
-            found["error"] = inputs.error(case, lambda *given, tile=tile: run(*given, tile), wanted)
+            found["error"] = inputs.error(case, partial(run, tile=tile), wanted)
             found["ms"] = timed(lambda tile=tile: run(case, *given, tile))
         except Exception as error:  # of the compiler, the driver or the allocator
             found["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
@@ -214,11 +173,7 @@ def text(row: dict[str, Any]) -> str:
     if not right:
         return f"{start}  none right{end}"
     best = min(right, key=lambda tile: tile["ms"])
-    apart = [tile for tile in right if tile["tile"]["apart"]]
-    told = _told(best)
-    if apart and not best["tile"]["apart"]:
-        told += f"; apart {_told(min(apart, key=lambda tile: tile['ms']))}"
-    return f"{start}  best {told}{end if len(right) < len(row['tiles']) else ''}"
+    return f"{start}  best {_told(best)}{end if len(right) < len(row['tiles']) else ''}"
 
 
 def _told(found: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Products of rows where no GPU multiplies them, and how rows are shared where one does."""
+"""Products of rows where no GPU multiplies them, and which GPUs do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tests.kernels.blocks import rand
 from tiergnn.kernels import backend, product
 from tiergnn.kernels.product import linear_rows
-from tiergnn.kernels.product.shapes import LEAST_ROWS, PROGRAMS, shares_of
+from tiergnn.kernels.product.shapes import LEAST_ROWS
 from tiergnn.models.sample_blocks import _COUNTS
 
 
@@ -30,16 +30,6 @@ def test_products_of_the_cpu_are_torchs_to_the_bit(name, dtype):
 def test_lists_of_rows_are_multiplied_as_well():
     x, weight = rand(2, 3, 5), rand(4, 5)
     assert torch.equal(linear_rows(x, weight), F.linear(x, weight))
-
-
-@pytest.mark.parametrize("num_rows", [1, 31, 32, 33, 8448, 2_449_029, 2**31 + 5])
-@pytest.mark.parametrize("tiles", [1, 4, 10, 1000])
-def test_every_row_has_one_share(num_rows, tiles):
-    shares, each = shares_of(num_rows, tiles, 32)
-    assert each % 32 == 0
-    assert shares * each >= num_rows
-    assert (shares * each - num_rows) < 32 * shares + each
-    assert shares <= max(1, PROGRAMS // tiles)
 
 
 @pytest.mark.parametrize(("version", "is_fast"), [((8, 0), True), ((8, 9), False), ((7, 5), False)])

@@ -39,12 +39,10 @@ def test_products(arch, inner, outer):
     with mock.patch.object(ahead, "compile", compile), ahead.compiled_ahead(arch) as found:
         gpu.product(x, weight, bias)
         gpu.product_grad_rows(grad, weight)
-        gpu.product_grad_weight(grad, x, True)
     assert {name: len(texts) for name, texts in found.items()} == {
         "split_kernel": 2,
         "rows_kernel": 2,
-        "weight_kernel": 1,
     }
-    for text in (*found["rows_kernel"], *found["weight_kernel"]):
+    for text in found["rows_kernel"]:
         assert MULTIPLIES[arch] in text
     assert max(kernel.metadata.shared for kernel in made) <= SHARED_BYTES[arch]

@@ -25,25 +25,15 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """x [..., D] @ weight [F, D] transposed + bias [F], as torch.nn.functional.linear.
 
     Rows [P, D] of float32 on a GPU of the kernels' backend are multiplied by tensor cores, with
-    about the error of float32: below 2^-20 of each product. A sum over rows is taken in a fixed
-    order. Anything else is torch's: other dtypes, few rows, under autocast, and where a lower
-    precision of float32 products was asked for (torch.set_float32_matmul_precision).
+    about the error of float32: below 2^-20 of each product. Anything else is torch's: the gradient
+    of the weight, other dtypes, few rows, under autocast, and where a lower precision of float32
+    products was asked for (torch.set_float32_matmul_precision).
     Differentiable any number of times.
     """
     fits = weight.dim() == 2 and x.shape[-1:] == weight.shape[1:]
     if fits and _on_tensor_cores(x, weight, bias):
         return _product_op(x, weight, bias)
     return functional.linear(x, weight, bias)
-
-
-def linear_weight_grad(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient [F, D] of the weight of ``linear_rows`` of rows x [P, D], from its result's.
-
-    As backward computes it, where no gradient of that is asked for.
-    """
-    if _on_tensor_cores(x, grad):
-        return _grad_weight_op(grad, x, False)[0]
-    return reference.product_grad_weight(grad, x)
 
 
 def _on_tensor_cores(x: Tensor, *others: Tensor | None) -> bool:
@@ -86,16 +76,14 @@ def _product_keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    again = torch.is_grad_enabled()  # differentiable once more
     of_x = of_weight = of_bias = None
-    if needs_x:
-        of_x = (reference.product_grad_rows if again else _grad_rows_op)(grad, weight)
-    if needs_weight and again:
+    if needs_x and torch.is_grad_enabled():  # differentiable once more
+        of_x = reference.product_grad_rows(grad, weight)
+    elif needs_x:
+        of_x = _grad_rows_op(grad, weight)
+    if needs_weight:
         of_weight = reference.product_grad_weight(grad, x)
-    elif needs_weight:
-        of_weight, *sums = _grad_weight_op(grad, x, needs_bias)
-        of_bias = sums[0] if needs_bias else None
-    if needs_bias and of_bias is None:
+    if needs_bias:
         of_bias = reference.product_grad_bias(grad)
     return of_x, of_weight, of_bias
 
@@ -131,26 +119,6 @@ _grad_rows_op = define(
     "(Tensor grad, Tensor weight) -> Tensor",
     run=_grad_rows,
     fake=_grad_rows_fake,
-    keep=_nothing,
-    backward=_once,
-)
-
-
-def _grad_weight(grad: Tensor, x: Tensor, with_bias: bool) -> list[Tensor]:
-    found = backend.load("product", "gpu").product_grad_weight(grad, x, with_bias)
-    return [tensor for tensor in found if tensor is not None]
-
-
-def _grad_weight_fake(grad: Tensor, x: Tensor, with_bias: bool) -> list[Tensor]:
-    of_weight = grad.new_empty(grad.shape[1], x.shape[1])
-    return [of_weight, grad.new_empty(grad.shape[1])] if with_bias else [of_weight]
-
-
-_grad_weight_op = define(
-    "product_grad_weight",
-    "(Tensor grad, Tensor x, bool with_bias) -> Tensor[]",
-    run=_grad_weight,
-    fake=_grad_weight_fake,
     keep=_nothing,
     backward=_once,
 )
