@@ -76,6 +76,7 @@ def test_an_impossible_budget_is_refused_with_what_would_do(cli, graph, workload
 
 def test_the_frontier_is_printed_and_drawn(cli, graph, workload, tmp_path):
     done = cli("plan", graph, "--model", workload, "--machine", "h200", "--frontier",
+               "--strategy", "resident", "--strategy", "hongtu",
                "--html", tmp_path / "plan.html")  # fmt: skip
     assert done.code == 0, done.err
     assert "that no other beats" in done.out
