@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -112,15 +110,7 @@ def test_a_parameter_that_is_replaced_is_read_anew():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_its_work_is_that_of_torchs(monkeypatch, bias):
-    def grad_weight(grad, x, with_bias):
-        return reference.product_grad_weight(grad, x), grad.sum(0) if with_bias else None
-
-    module = SimpleNamespace(
-        product=reference.product,
-        product_grad_rows=reference.product_grad_rows,
-        product_grad_weight=grad_weight,
-    )
-    monkeypatch.setattr(product.backend, "load", lambda *_: module)
+    monkeypatch.setattr(product.backend, "load", lambda *_: reference)
     monkeypatch.setattr(product, "_on_tensor_cores", lambda *_: True)
     given = [rows(70, WIDTH), rows(OUT, WIDTH), rows(1, OUT)[0]][: 3 if bias else 2]
     given = [t.requires_grad_() for t in given]

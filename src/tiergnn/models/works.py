@@ -127,12 +127,6 @@ def _rows_product(given: Sequence[Any], read: list[Tensor], written: list[Tensor
     return [Done("matmul", 2.0 * math.prod(sizes), min(sizes))]
 
 
-def _weight_product(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
-    """The gradient of a weight."""
-    sizes = (read[0].shape[0], *written[0].shape)
-    return [Done("matmul", 2.0 * math.prod(sizes), min(sizes))]
-
-
 # Rows by index
 
 
@@ -221,7 +215,6 @@ _OURS: dict[str, Maker] = {
     "edge_mean": _edge_mean,
     "product": _rows_product,
     "product_grad_rows": _rows_product,
-    "product_grad_weight": _weight_product,
 }
 _DENSE: dict[str, Maker] = dict.fromkeys(("mm", "bmm", "addmm", "addbmm", "baddbmm"), _product)
 _DENSE |= dict.fromkeys(
