@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("NUMBA_NUM_THREADS", "2")
 # Test workers share the cores: a thread that spins while it waits slows the others tenfold.
@@ -10,6 +11,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
+
+# A shell has what it starts in the background ignore Ctrl-C, which tests send to what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

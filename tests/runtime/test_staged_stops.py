@@ -56,15 +56,6 @@ def test_an_error_on_another_lane_is_the_steps(pair, monkeypatch):
     pair.compare(1e-10, epochs=1)
 
 
-@pytest.fixture
-def heard():
-    """Ctrl-C is: a shell has what it starts in the background ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heard")
 def test_ctrl_c_ends_a_step_within_a_part(pair):
     visited = []
 
