@@ -42,25 +42,21 @@ FIRST = Variant()
 VARIANTS: dict[tuple[int, int], tuple[Variant, ...]] = {
     (8, 8): (
         FIRST,
-        FIRST._replace(loads=8),
-        FIRST._replace(loads=2),
-        FIRST._replace(widest=32),
+        FIRST._replace(loads=4),
+        FIRST._replace(loads=1),
         FIRST._replace(most=512),
         FIRST._replace(most=128),
     ),
     (1, 47): (
         FIRST,
-        FIRST._replace(loads=8),
-        FIRST._replace(loads=2),
-        FIRST._replace(most=512),
-        FIRST._replace(widest=16),
+        FIRST._replace(loads=4),
+        FIRST._replace(loads=1),
     ),
     (8, 32): (
         FIRST,
-        FIRST._replace(loads=8),
+        FIRST._replace(loads=4),
+        FIRST._replace(loads=1),
         FIRST._replace(widest=128),
-        FIRST._replace(widest=64),
-        FIRST._replace(widest=32),
     ),
 }
 

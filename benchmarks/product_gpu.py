@@ -38,9 +38,10 @@ WORST = 1e-5  # error that is still told as right
 RUNS = 5
 SAMPLE = 4096  # rows that are held to float64
 TILES = (
-    Tile(128, 128, 32, 8, 2),
     Tile(64, 128, 32, 4, 2),
     Tile(64, 128, 32, 4, 3),
+    Tile(64, 128, 32, 8, 3),
+    Tile(128, 128, 32, 8, 3),
     Tile(128, 64, 32, 4, 3),
     Tile(128, 64, 32, 8, 3),
 )

@@ -15,7 +15,7 @@ from torch.nn.parameter import Parameter
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.models import functional as ops
 from tiergnn.models.bipartite import Sides, sides_of
-from tiergnn.models.linear import Linear, ensure, glorot, zeros
+from tiergnn.models.linear import Linear, ensure, glorot, is_product, zeros
 from tiergnn.models.options import check_options
 
 
@@ -92,25 +92,22 @@ class GATConv(nn.Module):
     ) -> Tensor:
         """x [V, D], or a pair (x_src, x_dst or None); edge_attr [E, edge_dim] -> [P, K*F or F]."""
         sides = _attention_sides(self, x, edge_index, size, return_attention_weights)
-        heads = (self.heads, self.out_channels)
-        if self.lin is not None:
-            h_src = self.lin(sides.x_src).view(-1, *heads)
+        lin_src: Any = self.lin or self.lin_src
+        lin_dst: Any = self.lin or self.lin_dst
+        h_src = lin_src(sides.x_src).view(-1, self.heads, self.out_channels)
+        shared = lin_src is lin_dst and not isinstance(x, (tuple, list))
+        if shared and _is_plain(lin_src):
+            folds = [_fold(lin_src, att, sides.x_src) for att in (self.att_src, self.att_dst)]
+            both = ops.score_rows(sides.x_src, torch.cat(folds)).chunk(2, dim=1)
+            score_src, score_dst = (score.contiguous() for score in both)  # as kernels read them
+            score_dst = ops.own(score_dst, sides.block)
+        else:
+            score_src = _scores(lin_src, self.att_src, sides.x_src, h_src)
             if sides.x_dst is None:
-                h_dst = None
-            elif isinstance(x, (tuple, list)):
-                h_dst = self.lin(sides.x_dst).view(-1, *heads)
+                score_dst = score_src.new_zeros((ops.num_rows(sides.block), self.heads))
             else:
-                h_dst = ops.own(h_src, sides.block)
-        else:
-            assert self.lin_src is not None
-            assert self.lin_dst is not None
-            h_src = self.lin_src(sides.x_src).view(-1, *heads)
-            h_dst = None if sides.x_dst is None else self.lin_dst(sides.x_dst).view(-1, *heads)
-        score_src = (h_src * self.att_src).sum(dim=-1)
-        if h_dst is not None:
-            score_dst = (h_dst * self.att_dst).sum(dim=-1)
-        else:
-            score_dst = score_src.new_zeros((ops.num_rows(sides.block), self.heads))
+                h_dst = ops.own(h_src, sides.block) if shared else None
+                score_dst = _scores(lin_dst, self.att_dst, sides.x_dst, h_dst)
         score_edge, score_loop = self._edge_scores(sides, edge_attr)
         out = ops.attend_gat(
             h_src,
@@ -132,9 +129,7 @@ class GATConv(nn.Module):
         if edge_attr is None or self.lin_edge is None:
             return None, None
         edge_attr = _columns(sides.edges.rows(edge_attr))
-        ensure(self.lin_edge, edge_attr)
-        weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
-        fold = (weight * self.att_edge.view(self.heads, self.out_channels, 1)).sum(1).t()
+        fold = _fold(self.lin_edge, self.att_edge, edge_attr).t()
         if not self.add_self_loops or self.fill_value == "mean":
             return edge_attr @ fold, None
         loop = ops.loop_attr(sides.block, edge_attr, fill=self.fill_value)
@@ -251,6 +246,26 @@ class GATv2Conv(nn.Module):
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
 
 
+def _fold(lin: Any, att: Tensor, x: Any) -> Tensor:
+    """(W, att) of every head [K, D]: with it x @ fold.t() is <att, W x> of rows x, without W x."""
+    ensure(lin, x)
+    _, heads, width = att.shape
+    return (lin.weight.view(heads, width, -1) * att.view(heads, width, 1)).sum(1)
+
+
+def _is_plain(lin: nn.Module) -> bool:
+    """Whether a module is the product alone: what hooks or a bias change counts in scores, too."""
+    return is_product(lin) and lin.bias is None
+
+
+def _scores(lin: Any, att: Tensor, x: Any, h: Any = None) -> Any:
+    """<att, h> of rows h = lin(x) [.., K, F]: [.., K]."""
+    if _is_plain(lin):
+        return ops.score_rows(x, _fold(lin, att, x))
+    h = lin(x).view(-1, *att.shape[1:]) if h is None else h
+    return (h * att).sum(dim=-1)
+
+
 def _projection(width: int, out_channels: int, bias: bool = False) -> Linear:
     return Linear(width, out_channels, bias=bias, weight_initializer="glorot")
 
@@ -267,7 +282,8 @@ def _add_output(layer: Any, in_channels: int | tuple[int, int], bias: bool, resi
 
 def _output(layer: Any, out: Any, x_dst: Any) -> Any:
     """out [P, K, F] as one row a destination, with the residual of x_dst and the bias."""
-    out = out.flatten(1) if layer.concat else out.mean(dim=1)
+    joined = layer.concat or layer.heads == 1  # of one head, its mean is a pass for nothing
+    out = out.flatten(1) if joined else out.mean(dim=1)
     if layer.res is not None and x_dst is not None:
         out = out + layer.res(x_dst)
     return out if layer.bias is None else out + layer.bias

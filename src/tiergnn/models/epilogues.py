@@ -18,8 +18,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 from tiergnn.models import functional as ops
-from tiergnn.models.linear import Linear
-from tiergnn.models.pyg import is_linear
+from tiergnn.models.linear import Linear, is_linear
 from tiergnn.models.traced import fact
 
 # The parts of an epilogue by when they are done; those of one number exclude each other or commute.

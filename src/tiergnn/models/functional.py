@@ -22,6 +22,7 @@ from tiergnn.kernels.attention import edge_mean, gat_attention, gatv2_attention
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key, dropout
 from tiergnn.kernels.epilogue import epilogue
+from tiergnn.kernels.product import linear_rows
 from tiergnn.kernels.table import RowTable
 from tiergnn.models.operation import kept, operation
 
@@ -367,6 +368,14 @@ def gcn_propagate(
 def scale_rows(x: Tensor, scale: Tensor) -> Tensor:
     """x [P, D] * scale [P, 1], in the dtype of x."""
     return (x * scale).to(x.dtype)
+
+
+@operation(kind="rows")
+def score_rows(x: Tensor, fold: Tensor) -> Tensor:
+    """x [P, D] @ fold [K, D] transposed, in the dtype of fold under autocast, too: what a softmax
+    is taken of wants its precision."""
+    with torch.autocast(x.device.type, enabled=False):
+        return linear_rows(x.to(fold.dtype), fold)
 
 
 @operation(kind="rows")

@@ -18,6 +18,7 @@ from torch.nn.parameter import Parameter, UninitializedParameter
 from tiergnn.errors import ConfigError, unknown
 
 INITIALIZERS = ("kaiming_uniform", "glorot")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def glorot(tensor: Tensor | None) -> None:
@@ -122,3 +123,16 @@ def ensure(lin: Any, x: Any) -> None:
             lin.materialize(width)
         else:  # PyG's, whose pre-forward hook this is
             lin.initialize_parameters(lin, (torch.empty(0, width),))
+
+
+def is_linear(m: nn.Module) -> bool:
+    """Whether a module is PyG's Linear."""
+    return type(m).__module__ == "torch_geometric.nn.dense.linear" and type(m).__name__ == "Linear"
+
+
+def is_product(module: nn.Module) -> bool:
+    """Whether a module is x weight^T + bias and nothing else."""
+    if type(module) not in (nn.Linear, Linear) and not is_linear(module):
+        return False
+    changed = "forward" in vars(module) or any(getattr(module, name) for name in _HOOKS)
+    return not changed and {"weight", "bias"} <= set(module._parameters)

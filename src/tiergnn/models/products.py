@@ -14,13 +14,11 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 from tiergnn.kernels.product import linear_rows
-from tiergnn.models.linear import Linear
-from tiergnn.models.pyg import is_linear
+from tiergnn.models.linear import is_product
 from tiergnn.models.traced import Fact, fact
 
 PRODUCTS = (F.linear, linear_rows)
 _NAMES = ("input", "weight", "bias")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def join_products(graph: Graph, root: nn.Module) -> None:
@@ -47,14 +45,6 @@ def _given(graph: Graph, root: nn.Module, node: Node) -> tuple[Any, ...] | None:
     if not is_product(module):
         return None
     return node.args[0], *(_parameter(graph, node, module, name) for name in ("weight", "bias"))
-
-
-def is_product(module: nn.Module) -> bool:
-    """Whether a module is x weight^T + bias and nothing else."""
-    if type(module) not in (nn.Linear, Linear) and not is_linear(module):
-        return False
-    changed = "forward" in vars(module) or any(getattr(module, name) for name in _HOOKS)
-    return not changed and {"weight", "bias"} <= set(module._parameters)
 
 
 def _parameter(graph: Graph, node: Node, module: nn.Module, name: str) -> Node | None:

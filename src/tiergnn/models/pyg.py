@@ -75,10 +75,6 @@ def is_message_passing(m: nn.Module) -> bool:
     return pyg is not None and isinstance(m, pyg.MessagePassing)
 
 
-def is_linear(m: nn.Module) -> bool:
-    return type(m).__module__ == "torch_geometric.nn.dense.linear" and type(m).__name__ == "Linear"
-
-
 def takes_no_edge_attr(m: nn.Module) -> bool:
     """Whether a ready model of PyG's hands edge_attr to layers made without edge_dim only."""
     ready = sys.modules.get("torch_geometric.nn.models.basic_gnn")

@@ -32,7 +32,7 @@ from tiergnn.models.arguments import (
     traced_in,
 )
 from tiergnn.models.judge import Judge, Probe
-from tiergnn.models.linear import Linear
+from tiergnn.models.linear import Linear, is_linear
 from tiergnn.models.operation import Operation
 from tiergnn.models.places import place_here
 from tiergnn.models.traced import Fact, Traced, fact, is_traced
@@ -85,7 +85,7 @@ class ModelTracer(Tracer):
                 return layer.forward(*args, **kwargs)
             if pyg.is_message_passing(m):
                 return pyg.call_layer(self, m, args, kwargs)
-            if isinstance(m, (*rowlocal.MODULES, Linear)) or pyg.is_linear(m):
+            if isinstance(m, (*rowlocal.MODULES, Linear)) or is_linear(m):
                 return self._call_leaf(m, path, args, kwargs)
             if type(m).__module__.startswith("torch.nn.") and not isinstance(m, nn.Sequential):
                 self.refuse(

@@ -296,9 +296,10 @@ def _gat(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
     def before(i: int, wide: int) -> tuple[list[_Op], int, int]:
         count = 1 if i == len(widths) - 2 else heads
         out = count * widths[i + 1]
-        score = _Op("score", out, out, out, moved=3, back=6)
         product = _linear(wide, out, bias=False)
-        return [*([] if i else [_pass(wide)]), product, score, score], out, count
+        scores = _Op("linear", wide, 2 * count, 2 * out, through=i > 0)
+        split = _Op("split", 2 * count, 2 * count)
+        return [_handed(wide) if i else _pass(wide), product, scores, split], out, count
 
     ops, out, count = before(0, widths[0])
     name, score, own = sketch.row("h0", out), sketch.row("h0a", count), sketch.row("h0b", count)
@@ -306,7 +307,7 @@ def _gat(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
     for i in range(len(widths) - 1):
         last, wide, attending = i == len(widths) - 2, out, count
         op = f"gat of {count} head" + "s" * (count > 1)
-        ops = [_Op("join", wide, wide, moved=4, back=3)]
+        ops = [_Op("steep", wide, wide, moved=1.5, back=4.5)]  # sums that it keeps, and scores
         if last:
             ops.append(_bias(wide))
         else:

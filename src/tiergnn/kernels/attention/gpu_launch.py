@@ -30,7 +30,7 @@ from tiergnn.kernels.launch import launch
 from tiergnn.kernels.tasks import Tasks, launches
 
 WIDEST = 256  # columns of a tile
-LOADS = 4  # of rows that a thread has on their way at once
+LOADS = 2  # of rows that a thread has on their way at once
 WARP = 32
 VECTOR_BYTES = 16  # of the widest load
 SECTOR = 8  # float32 numbers of what memory reads at once

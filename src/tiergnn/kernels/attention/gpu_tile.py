@@ -243,9 +243,10 @@ def logit_grads(alpha, inner, row_inner):
     """Gradients of logits, from an edge's <grad, d h> and its row's <grad, out>.
 
     An edge with all the weight of its row has none: the difference of two products that are equal
-    but for rounding would add up over many such rows.
+    but for rounding would add up over many such rows. Its weight is 1 but for the rounding of a
+    logit that is made once more.
     """
-    rounding: tl.constexpr = 2**-51 if alpha.dtype == tl.float64 else 2**-22
+    rounding: tl.constexpr = 2**-47 if alpha.dtype == tl.float64 else 2**-18
     others = tl.full(alpha.shape, 1.0, alpha.dtype) - alpha
     return tl.where(others < rounding, 0.0, alpha * (inner - row_inner))
 

@@ -25,4 +25,4 @@ def rows_tile(inner: int, outer: int) -> Tile:
     """The tile of a product [P, inner] x [inner, outer]."""
     columns = max(_LEAST, min(power_of_two(outer), _WIDEST))
     depth = 32 if inner > 16 else 16
-    return Tile(64, columns, depth, 4, 2) if columns > 64 else Tile(128, columns, depth, 8, 3)
+    return Tile(64, columns, depth, 4, 3) if columns > 64 else Tile(128, columns, depth, 8, 3)
