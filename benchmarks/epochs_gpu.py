@@ -131,6 +131,8 @@ def attempt(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return call()
     except torch.OutOfMemoryError as error:
         return {"out_of_memory": str(error).splitlines()[0]}
+    except RuntimeError as error:  # of a peer's compiled code, say
+        return {"failed": str(error).splitlines()[0]}
     finally:
         gc.collect()
         torch._dynamo.reset()
@@ -142,7 +144,7 @@ def line(row: dict[str, Any]) -> str:
         if found is None:
             return "-"
         if "ms" not in found:
-            return "out of memory"
+            return found.get("failed", "out of memory")
         return f"{found['ms']:8.2f} ms {found['peak_GiB']:6.2f} GiB loss {found['loss']:.3f}"
 
     theirs_ms, ours_ms = (row.get(who, {}).get("ms") for who in ("pyg", "tiergnn"))

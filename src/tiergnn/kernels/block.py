@@ -123,9 +123,13 @@ class Block:
             _transpose(self.rowptr.numpy(), self.col.numpy(), *made)
             return Transposed(starts[:-1], dst_t, edge_t)
         by_src, order = torch.sort(self.col, stable=True)
+        order = order.to(index)  # the sort's own is of int64, and goes
         sources = torch.arange(self.num_src + 1, device=self.device, dtype=by_src.dtype)
         rowptr_t = torch.searchsorted(by_src, sources)
-        return Transposed(rowptr_t, self.edge_dst.to(self.col.dtype)[order], order.to(index))
+        del by_src
+        rows = torch.arange(self.num_dst, device=self.device, dtype=self.col.dtype)
+        dst = torch.repeat_interleave(rows, self.in_degree, output_size=self.num_edges)
+        return Transposed(rowptr_t, dst.index_select(0, order), order)
 
     def transposed_rows(self, first: int, last: int) -> Transposed:
         """The out-edges of sources first..last-1 alone; made once for each such range."""

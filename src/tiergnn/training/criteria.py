@@ -23,7 +23,9 @@ CRITERIA = {
 }
 
 
-def make_criterion(task: str, choice: Any, class_weight: Any, y: Tensor, num_classes: int | None):
+def make_criterion(
+    task: str, choice: Any, class_weight: Any, y: Tensor, num_classes: int | None
+) -> Criterion:
     """``criterion(out_rows, y_rows) -> scalar``, by name, by task, or the caller's own.
 
     class: out [N, C], y int64 [N]; multilabel: out and y [N, C], y of 0, 1 and -1 (left out);
