@@ -33,7 +33,8 @@ def make_criterion(
     labels of the training split. Raises ConfigError.
     """
     if callable(choice):
-        return choice
+        own: Any = choice
+        return own
     name = CRITERIA[task][0] if choice is None else choice
     if name not in CRITERIA[task]:
         raise unknown(f"criterion of a {task} task", name, CRITERIA[task])
