@@ -40,7 +40,7 @@ def plan(
     criterion: str | Callable[..., Any] | None = None,
     split: str | int | Mapping[str, Any] | None = None,
     features: str = "auto",
-    prepare: bool = True,
+    prepare: bool | None = None,
     device: str = "auto",
     dtype: str | None = None,
     seed: int = 0,
@@ -116,7 +116,7 @@ def train(
     clip: float | None = None,
     eval_every: int = 1,
     features: str = "auto",
-    prepare: bool = True,
+    prepare: bool | None = None,
     normalize_features: str | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -163,8 +163,8 @@ def train(
     "embedding:WIDTH" (learned rows). normalize_features: "row" divides each
     row by the sum of its absolute values. prepare: what the model makes of the graph and its
     features alone, before any parameter or dropout (a first aggregation, the hops of an SGC), is
-    made once and held; False makes it at every step, which takes less memory where the features
-    are read besides. A ``plan`` has chosen already.
+    made once and held; False makes it at every step, which takes less memory. None: where there is
+    room. A ``plan`` has chosen already; False refuses one that prepares.
     dtype: "float32", "float64" or "bfloat16"; None is the model's own. device_memory: the most that
     the run may take on its device. checkpoint_every: epochs; None is about every 30 seconds.
     progress: True, False, or a callable that gets each epoch's record.

@@ -16,6 +16,7 @@ from tiergnn import frozen
 FORMAT = "tiergnn-workload"
 VERSION = 1
 INPUTS = ("x", "edge_weight", "edge_attr")  # that a graph has
+PREPARED_COLUMNS = 128  # of inputs that are made before the first step: so many at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,7 @@ class Workload:
     optimizer_bytes: int
     topology: Topology = Topology()
     learned: Learned = Learned()
+    preparing: Peak = Peak()  # the most held beside inputs while some of them are made
     buffer_bytes: int = 0  # of the model's buffers, and of single numbers between steps
 
     @property

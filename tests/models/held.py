@@ -19,7 +19,7 @@ from tiergnn.training.splits import choose_splits
 
 def workloads(graph, model, options):
     """Of a training step and of an evaluation, which prepares what training does."""
-    step = workload_of(graph, model, options, prepared=options.prepare)
+    step = workload_of(graph, model, options, prepared=options.prepare is not False)
     prepared = bool(step.prepared)
     return [step, workload_of(graph, model, options, training=False, prepared=prepared)]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,9 @@ from torch_geometric import nn as pyg
 
 from tests.models.nets import CLASSES
 from tests.runtime.staging import random_graph
+from tiergnn.graph.table import Table
 from tiergnn.kernels.block import Block
+from tiergnn.models.meter import meter
 from tiergnn.models.trace import trace
 from tiergnn.runtime.executor import Resident
 
@@ -164,6 +168,157 @@ def test_features_that_nothing_else_reads_are_let_go():
 def test_columns_are_prepared_some_at_a_time(name, monkeypatch):
     model = nets(WIDTH)[name]
     whole = Resident(copy.deepcopy(model), GRAPH, dtype=torch.float64, prepare=True)
-    monkeypatch.setattr("tiergnn.planner.strategies.resident.PREPARED_COLUMNS", 3)
+    monkeypatch.setattr("tiergnn.runtime.executor.PREPARED_COLUMNS", 3)
     sliced = Resident(copy.deepcopy(model), GRAPH, dtype=torch.float64, prepare=True)
     torch.testing.assert_close(sliced.infer(), whole.infer(), rtol=1e-12, atol=1e-12)
+
+
+class Of(nn.Module):
+    """A function of features and hops."""
+
+    def __init__(self, made, *layers):
+        super().__init__()
+        self.made, self.layers = made, nn.ModuleList(layers)
+
+    def forward(self, x, edge_index):
+        return self.made(*self.layers, x, edge_index)
+
+
+def wide():
+    graph = random_graph(40, 200, 1)
+    values = np.random.default_rng(2).standard_normal((40, 200))
+    return replace(graph, x=Table.from_array(values))
+
+
+ROWS_OF_X = {
+    "mean": lambda x: x - x.mean(1, keepdim=True),
+    "column": lambda x: x + x[:, :1],
+    "scale": lambda x: torch.mul(x, torch.rsqrt(x.var(-1, keepdim=True))),
+    "norm": lambda x: F.normalize(x),
+    "plain": lambda x: x * 2,
+}
+
+
+def agree(model, graph, steps=3):
+    """Prepared or not, losses and gradients are those of one."""
+    held = [
+        Resident(copy.deepcopy(model), graph, dtype=torch.float64, prepare=prepare)
+        for prepare in (True, False)
+    ]
+    y = torch.from_numpy(graph.y)
+    for step in range(steps):
+        losses = [one.train_step(lambda out: F.cross_entropy(out, y), step) for one in held]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    for mine, other in zip(*(one.model.parameters() for one in held), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-10, atol=1e-12)
+    return held[0]
+
+
+@pytest.mark.parametrize("name", ROWS_OF_X)
+def test_columns_that_depend_on_each_other_are_prepared_together(name):
+    graph = wide()
+    model = Of(lambda conv, x, e: conv(ROWS_OF_X[name](x), e), pyg.GCNConv(200, CLASSES))
+    held = agree(model, graph)
+    (made,) = held.programs[True].prepared
+    assert made.columnwise == (name == "plain")
+
+
+LINS = {
+    "hook": lambda lin: lin.register_forward_hook(lambda m, given, out: out.relu()),
+    "bias": lambda lin: lin.register_parameter("bias", nn.Parameter(torch.randn(CLASSES))),
+}
+
+
+@pytest.mark.parametrize("change", LINS)
+@pytest.mark.parametrize("kind", ["gcn", "sage", "sgc"])
+def test_a_product_that_is_more_stays_where_pyg_has_it(kind, change):
+    if kind != "gcn" and change == "bias":
+        return  # they have one, behind the sum
+    conv = {"gcn": pyg.GCNConv, "sage": pyg.SAGEConv, "sgc": pyg.SGConv}[kind](WIDTH, CLASSES)
+    LINS[change](conv.lin_l if kind == "sage" else conv.lin)
+    conv = conv.double()
+    graph = random_graph(60, 300, 0)
+    x = torch.from_numpy(graph.x.decode())
+    dst = np.repeat(np.arange(graph.num_nodes), np.diff(graph.rowptr))
+    edges = torch.from_numpy(np.stack([graph.col, dst]).astype(np.int64))
+    want = conv(x, edges)
+    for prepare in (True, False):
+        held = Resident(copy.deepcopy(conv), graph, dtype=torch.float64, prepare=prepare)
+        torch.testing.assert_close(held.infer(), want.detach(), rtol=1e-10, atol=1e-12)
+
+
+class Changing(pyg.MessagePassing):
+    def forward(self, x, edge_index):
+        x = x.relu_()
+        return self.propagate(edge_index, x=x)
+
+
+def test_layers_that_change_what_they_are_given_get_copies():
+    def forward(hop, conv, lin, other, x, edge_index):
+        h = hop(x, edge_index)
+        return lin(h) + other(conv(h, edge_index))
+
+    hop = pyg.APPNP(1, 0.1)
+    lins = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)
+    before = GRAPH.x.decode().copy()
+    agree(Of(forward, hop, Changing(), *lins), GRAPH)
+    agree(Of(lambda conv, lin, x, e: lin(conv(x, e)), Changing(), lins[0]), GRAPH)
+    assert np.array_equal(GRAPH.x.decode(), before)
+
+
+def test_what_is_not_read_is_not_prepared():
+    def forward(dead, conv, x, edge_index):
+        dead(x, edge_index)
+        return conv(x, edge_index)
+
+    model = Of(forward, pyg.GCNConv(WIDTH, 4), pyg.GCNConv(WIDTH, CLASSES))
+    held = agree(model, GRAPH)
+    assert [made.name for made in held.programs[True].prepared] == ["p1"]
+    assert held.held_bytes["features"] == 0
+    assert meter(model.double(), inputs_of(), prepared=True).prepared == ("p1",)
+
+
+def inputs_of():
+    return {"x": torch.ones(8, WIDTH, dtype=torch.float64)}
+
+
+def test_variants_of_the_same_rows_are_held_once():
+    def several(hop, one, two, x, edge_index):
+        h = hop(x, edge_index)
+        return one(h.relu()) + two(h * 2)
+
+    def widened(hop, lin, x, edge_index):
+        h = hop(x, edge_index)
+        return lin(torch.cat([h * k for k in range(4)], 1))
+
+    def twice(hop, one, two, x, edge_index):
+        return one(hop(x, edge_index)) + two(hop(x, edge_index))
+
+    hop = pyg.APPNP(1, 0.1)
+    lins = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)
+    for model in (
+        Of(several, hop, *lins),
+        Of(twice, hop, *lins),
+        Of(widened, hop, nn.Linear(4 * WIDTH, CLASSES)),
+    ):
+        held = agree(model, GRAPH)
+        assert held.held_bytes["prepared rows"] == GRAPH.num_nodes * WIDTH * 8
+
+
+def test_where_there_is_no_room_nothing_is_prepared(caplog):
+    caplog.set_level("INFO")
+    model = Net(pyg.SAGEConv(200, 4), pyg.SAGEConv(4, CLASSES))
+    graph = wide()
+    held = Resident(model, graph, dtype=torch.float64, prepare=None)
+    assert held.prepares
+    tight = Resident(model, graph, dtype=torch.float64, prepare=None, budget_bytes=80_000)
+    assert not tight.prepares
+    assert "nothing is prepared" in caplog.text
+
+
+def test_rows_prepared_under_inference_mode_are_trained_on():
+    held = Resident(nets(WIDTH)["sage"], GRAPH, dtype=torch.float64, prepare=True)
+    with torch.inference_mode():
+        held.infer()
+    y = torch.from_numpy(GRAPH.y)
+    assert held.train_step(lambda out: F.cross_entropy(out, y), 0) > 0

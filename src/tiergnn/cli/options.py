@@ -195,10 +195,11 @@ Features = Annotated[
     ),
 ]
 Prepare = Annotated[
-    bool,
+    bool | None,
     _data(
         "--prepare/--no-prepare",
         help="Make what depends on the graph and its features alone once, not at every step.",
+        default="where there is room",
     ),
 ]
 NormalizeFeatures = Annotated[

@@ -65,7 +65,7 @@ def plan(
     optimizer: opt.Optimizer = None,
     split: opt.Split = None,
     features: opt.Features = None,
-    prepare: opt.Prepare = True,
+    prepare: opt.Prepare = None,
     device: opt.Device = None,
     dtype: opt.Dtype = None,
     frontier: Annotated[
@@ -107,7 +107,7 @@ def plan(
         "optimizer": optimizer,
         "split": split,
         "features": features,
-        "prepare": None if prepare else False,
+        "prepare": prepare,
         "device": device,
         "dtype": dtype,
     }

@@ -112,9 +112,9 @@ class Boundary:
             owners.append(owner[held])
             sets.append(group[held])
             rows.append(self.row[held])
-        return _grouped(
-            self.num_parts, np.concatenate(owners), np.concatenate(sets), np.concatenate(rows)
-        )
+        owner, readers, row = (np.concatenate(each) for each in (owners, sets, rows))
+        ascending = sort_with_order(row.astype(np.uint64))[1]  # classes that meet in one interleave
+        return _grouped(self.num_parts, owner[ascending], readers[ascending], row[ascending])
 
 
 def boundary_of(partition: Partition) -> Boundary:

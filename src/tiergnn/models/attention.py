@@ -15,7 +15,7 @@ from torch.nn.parameter import Parameter
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.models import functional as ops
 from tiergnn.models.bipartite import Sides, sides_of
-from tiergnn.models.linear import Linear, ensure, glorot, is_product, zeros
+from tiergnn.models.linear import Linear, ensure, glorot, is_plain, zeros
 from tiergnn.models.options import check_options
 
 
@@ -96,7 +96,7 @@ class GATConv(nn.Module):
         lin_dst: Any = self.lin or self.lin_dst
         h_src = lin_src(sides.x_src).view(-1, self.heads, self.out_channels)
         shared = lin_src is lin_dst and not isinstance(x, (tuple, list))
-        if shared and _is_plain(lin_src):
+        if shared and is_plain(lin_src):
             folds = [_fold(lin_src, att, sides.x_src) for att in (self.att_src, self.att_dst)]
             both = ops.score_rows(sides.x_src, torch.cat(folds)).chunk(2, dim=1)
             score_src, score_dst = (score.contiguous() for score in both)  # as kernels read them
@@ -253,14 +253,9 @@ def _fold(lin: Any, att: Tensor, x: Any) -> Tensor:
     return (lin.weight.view(heads, width, -1) * att.view(heads, width, 1)).sum(1)
 
 
-def _is_plain(lin: nn.Module) -> bool:
-    """Whether a module is the product alone: what hooks or a bias change counts in scores, too."""
-    return is_product(lin) and lin.bias is None
-
-
 def _scores(lin: Any, att: Tensor, x: Any, h: Any = None) -> Any:
     """<att, h> of rows h = lin(x) [.., K, F]: [.., K]."""
-    if _is_plain(lin):
+    if is_plain(lin):
         return ops.score_rows(x, _fold(lin, att, x))
     h = lin(x).view(-1, *att.shape[1:]) if h is None else h
     return (h * att).sum(dim=-1)

@@ -25,7 +25,7 @@ from tiergnn.models.attention import GATConv, GATv2Conv
 from tiergnn.models.bipartite import Sides, sides_of
 from tiergnn.models.edges import edges_of
 from tiergnn.models.fixed import is_free_to_aggregate
-from tiergnn.models.linear import Linear, ensure, reset, zeros
+from tiergnn.models.linear import Linear, ensure, is_plain, is_product, reset, zeros
 from tiergnn.models.options import check_options
 
 __all__ = ["APPNP", "GATConv", "GATv2Conv", "GCNConv", "GINConv", "Linear", "SAGEConv", "SGConv"]
@@ -81,6 +81,7 @@ class GCNConv(nn.Module):
         edges = edges_of(edge_index, x.shape[0])
         weight = edges.rows(edge_weight)
         narrow_first = self.out_channels <= x.shape[-1] and not is_free_to_aggregate(x)
+        narrow_first = narrow_first or not is_plain(self.lin)
         if narrow_first:
             x = self.lin(x)
         bias = self.bias if narrow_first else None
@@ -161,7 +162,7 @@ class SAGEConv(nn.Module):
         x_src = self.lin(sides.x_src).relu() if self.project else sides.x_src
         reduce = "sum" if self.aggr == "add" else self.aggr
         narrow_first = self.out_channels < x_src.shape[-1] and not is_free_to_aggregate(x_src)
-        if reduce != "max" and narrow_first:
+        if reduce != "max" and narrow_first and is_product(self.lin_l):
             ensure(self.lin_l, x_src)
             out = ops.propagate(F.linear(x_src, self.lin_l.weight), sides.block, reduce=reduce)
             if self.lin_l.bias is not None:
@@ -252,9 +253,8 @@ class SGConv(nn.Module):
         _check_single(self, x)
         edges = edges_of(edge_index, x.shape[0])
         weight = edges.rows(edge_weight)
-        narrow_first = (
-            self.K > 0 and self.out_channels < x.shape[-1] and not is_free_to_aggregate(x)
-        )
+        narrow_first = self.out_channels < x.shape[-1] and not is_free_to_aggregate(x)
+        narrow_first = narrow_first and self.K > 0 and is_product(self.lin)
         if narrow_first:
             ensure(self.lin, x)
             x = F.linear(x, self.lin.weight)

@@ -130,6 +130,11 @@ def is_linear(m: nn.Module) -> bool:
     return type(m).__module__ == "torch_geometric.nn.dense.linear" and type(m).__name__ == "Linear"
 
 
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module is x weight^T and nothing else: it may be done after a sum as well."""
+    return is_product(module) and module.bias is None
+
+
 def is_product(module: nn.Module) -> bool:
     """Whether a module is x weight^T + bias and nothing else."""
     if type(module) not in (nn.Linear, Linear) and not is_linear(module):

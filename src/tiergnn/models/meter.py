@@ -31,6 +31,7 @@ from tiergnn.models.ending import (
 from tiergnn.models.linearity import Law, peak_of
 from tiergnn.models.moments import moments_grad
 from tiergnn.models.passes import Kept, run_backward, run_forward
+from tiergnn.models.preparing import Preparing
 from tiergnn.models.sample_blocks import SampleBlock, sample_blocks
 from tiergnn.models.stages import Program, Stage
 from tiergnn.models.trace import trace
@@ -73,7 +74,7 @@ def meter(
         inputs = {**inputs, **_examples(program, x)}
         bench = Bench(program, inputs, learned)
         samples = list(sample_blocks(inputs, loops=loops))
-        lasting = [_prepared_on(program, inputs, sample) for sample in samples]
+        preparing = Preparing(program, inputs, samples)
         passes = [_Passes(bench, sample) for sample in samples]
         law = Law([p.sample.extent for p in passes], [p.sample.loops for p in passes])
         fits = {stage.index: _Fits(law, bench, stage, passes) for stage in program.stages}
@@ -108,10 +109,13 @@ def meter(
         parameter_bytes=bytes_of(parameters),
         optimizer_bytes=step.state_bytes,
         topology=Topology(
-            forward=_sum([law.size(lasting), *(fit.lasting_forward for fit in fits.values())]),
+            forward=_sum(
+                [law.size(preparing.lasting_bytes), *(fit.lasting_forward for fit in fits.values())]
+            ),
             backward=_sum(fit.lasting_backward for fit in fits.values()),
             loops=loops,
         ),
+        preparing=preparing.peak(law),
         learned=Learned(row.held_bytes, row.state_bytes),
         buffer_bytes=bytes_of(model.buffers()) + _PAGE,
     )
@@ -121,21 +125,6 @@ def _examples(program: Program, x: Tensor) -> dict[str, Tensor]:
     """Some prepared rows."""
     kinds = {made.name: program.rows[made.name] for made in program.prepared}
     return {n: x.new_ones(x.shape[0], *k.shape, dtype=k.dtype) for n, k in kinds.items()}
-
-
-def _prepared_on(program: Program, inputs: Mapping[str, Tensor], sample: SampleBlock) -> int:
-    """Bytes that stay with a block once prepared rows were made on it and given back."""
-    total = 0
-    for made in program.prepared:
-        bench = Bench(made.program, inputs, learned=False)
-        with recording(bench.device) as allocations:
-            allocations.mark("prepare")
-            for stage in made.program.stages:
-                rows = bench.rows(stage, sample)
-                run_forward(stage, sample.block, KEY, rows.gathered, rows.own, keep=False)
-                del rows
-        total += sum(allocations.by_mark["prepare"])
-    return total
 
 
 def _copy(model: nn.Module) -> nn.Module:

@@ -32,41 +32,72 @@ _BY_COLUMN = (
 
 def prepare(graph: Graph, root: nn.Module, *, training: bool) -> tuple[Prepared, ...]:
     """Change ``graph``: inputs ``p1``, ``p2`` ... are in the place of rows that can be prepared."""
-    made: list[Prepared] = []
-    start = next(iter(graph.nodes))
-    for node in [n for n in graph.nodes if _is_prepared(n)]:
-        name = f"p{len(made) + 1}"
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    made: dict[str, Prepared] = {}  # by text: what is the same is made once
+    places: list[tuple[Node, Prepared]] = []
+    for node in _frontier(graph):
         own = _making(graph, node)
         text = _text(own)
-        columnwise = all(_is_by_column(n) for n in own.nodes)
-        join_epilogues(own, root)
-        join_products(own, root)
-        program = cut(own, root, training=training)
-        made.append(Prepared(name=name, program=program, text=text, columnwise=columnwise))
-        with graph.inserting_before(start):
-            given = graph.placeholder(name)
-        given.meta["fact"] = fact(node)
-        node.replace_all_uses_with(given, lambda user: not is_fixed(user))
-    return tuple(made)
+        if text not in made:
+            name = f"p{len(made) + 1}"
+            free: dict[Node, bool] = {}
+            columnwise = all(_is_by_column(n, free) for n in own.nodes)
+            join_epilogues(own, root)
+            join_products(own, root)
+            program = cut(own, root, training=training)
+            made[text] = Prepared(name=name, program=program, text=text, columnwise=columnwise)
+        places.append((node, made[text]))
+    start, given = next(iter(graph.nodes)), {}
+    for node, prepared in places:
+        if prepared.name not in given:
+            with graph.inserting_before(start):
+                given[prepared.name] = graph.placeholder(prepared.name)
+            given[prepared.name].meta["fact"] = fact(node)
+        node.replace_all_uses_with(given[prepared.name])
+    return tuple(made.values())
 
 
-def _is_prepared(node: Node) -> bool:
-    """Fixed rows behind a graph operation that other code reads; not what the model returns."""
+def _frontier(graph: Graph) -> list[Node]:
+    """The last fixed rows behind graph operations that other code reads, in order.
+
+    Not what the model returns. Where less has to be held, it is the rows of the operations
+    themselves: row-local code after them that widens rows, or of which there are several, is left
+    to every step.
+    """
+    found = {n: _operations_of(n) for n in graph.nodes if _is_last(n)}
+    shared = [op for ops in found.values() if len(ops) == 1 for op in ops]
+    ends: set[Node] = set()
+    for node, operations in found.items():
+        widened = sum(map(_width, operations)) < _width(node)
+        several = len(operations) == 1 and sum(op in operations for op in shared) > 1
+        ends |= set(operations) if widened or several else {node}
+    return [node for node in graph.nodes if node in ends]
+
+
+def _is_last(node: Node) -> bool:
     if node.op == "placeholder" or not is_fixed(node) or fact(node).kind != "rows":
         return False
     others = [user for user in node.users if not is_fixed(user)]
-    return bool(others) and all(n.op != "output" for n in others) and _is_aggregated(node)
+    return bool(others) and all(n.op != "output" for n in others) and bool(_operations_of(node))
 
 
-def _is_aggregated(node: Node) -> bool:
+def _operations_of(node: Node) -> list[Node]:
+    """The graph operations that rows are made of by row-local code alone: itself, or the last."""
+    found: dict[Node, None] = {}
     waiting, seen = [node], {node}
     while waiting:
-        found = waiting.pop()
-        if is_bound(found):
-            return True
-        waiting += [n for n in found.all_input_nodes if n not in seen]
-        seen.update(found.all_input_nodes)
-    return False
+        one = waiting.pop()
+        if is_bound(one):
+            found[one] = None
+        else:
+            waiting += [n for n in one.all_input_nodes if n not in seen]
+            seen.update(one.all_input_nodes)
+    return list(found)
+
+
+def _width(node: Node) -> int:
+    value: Any = fact(node).value
+    return value.shape[1:].numel()
 
 
 def _making(graph: Graph, end: Node) -> Graph:
@@ -102,8 +133,14 @@ class _Named(str):
     __repr__ = str.__str__
 
 
-def _is_by_column(node: Node) -> bool:
-    if node.op in ("placeholder", "output") or fact(node).kind != "rows":
+def _is_by_column(node: Node, free: dict[Node, bool]) -> bool:
+    if node.op == "output":
+        return True
+    free[node] = node.target != "x" and all(free.get(n, True) for n in node.all_input_nodes)
+    if node.op == "placeholder" or fact(node).kind != "rows":
         return True
     value: Any = fact(node).value
-    return value.dim() == 2 and (node.target in _BY_COLUMN or value.shape[1] == 1)
+    weight = node.kwargs.get("weight")
+    if isinstance(weight, Node) and fact(weight).value.dim() != 1:
+        return False
+    return value.dim() == 2 and (value.shape[1] == 1 if free[node] else node.target in _BY_COLUMN)

@@ -154,6 +154,7 @@ def call_layer(tracer: ModelTracer, m: nn.Module, args: tuple, kwargs: dict) -> 
         training=m.training,
         drops=trial.drops,
         p=1.0 if trial.drops else 0.0,
+        copies=trial.copies,
     )
     tracer.sites += max(len(trial.drops) - 1, 0)
     return out
@@ -174,14 +175,20 @@ def run_layer(
     p: float = 0.0,
     key: Key | None = None,
     site: int = 0,
+    copies: bool = False,
 ) -> Tensor:
     """layer(...) on a block: gathered [S, ...] and own [P, ...] rows -> [P, ...].
+
+    ``copies``: the layer changes what it is given, so that it is given copies.
 
     ``drops`` says of each dropout call inside the layer whether it drops edges or nodes; they are
     sites ``site``, ``site + 1`` ... under ``key`` (``p`` above 0 only says that there are some).
     """
     mode = Drops(block, key or (0, 0), site, drops)
-    return _call(layer, block, (gathered, own, edges), signature, pairs, training, mode)
+    given = gathered, own, edges
+    if copies:
+        given = _copied(given)
+    return _call(layer, block, given, signature, pairs, training, mode)
 
 
 def _call(
@@ -261,6 +268,13 @@ class Drops(TorchFunctionMode):
 class _Trial(NamedTuple):
     pairs: bool
     drops: tuple[str, ...]
+    copies: bool  # it changes what it is given
+
+
+def _copied(rows: tuple[tuple[Tensor, ...], ...]) -> Any:
+    """Copies, one of a tensor that stands in several places."""
+    copies = {id(tensor): tensor.clone() for tensors in rows for tensor in tensors}
+    return tuple(tuple(copies[id(tensor)] for tensor in tensors) for tensors in rows)
 
 
 def _try(
@@ -272,15 +286,16 @@ def _try(
     training, problem = layer.training, ""
     with _untouched(layer) as changed:
         try:  # a lazy layer takes its width here
-            mode = Drops(block, _KEY, _SITE)
-            alone = _call(layer, block, rows, signature, not single, training, mode)
+            mode, given = Drops(block, _KEY, _SITE), _copied(rows)
+            alone = _call(layer, block, given, signature, not single, training, mode)
+            copies = any(tensor._version for tensors in given for tensor in tensors)
         except Exception as error:
             return f"fails on a small graph: {_first_line(error)}"
         state = _random_state()
         for pairs in (True, False) if single else (True,):
             try:
                 mode = Drops(block, _KEY, _SITE)
-                whole = _call(layer, block, rows, signature, pairs, training, mode)
+                whole = _call(layer, block, _copied(rows), signature, pairs, training, mode)
                 drops = tuple(mode.seen)
                 parts = _by_parts(layer, block, rows, signature, pairs, drops)
             except Exception as error:
@@ -291,7 +306,7 @@ def _try(
             if names := changed():
                 return f"keeps {', '.join(names)} from one call to the next (cached=True?)"
             if _same(alone, whole) and _same(alone, parts):
-                return _Trial(pairs, drops)
+                return _Trial(pairs, drops, copies)
             problem = f"gives other rows on a part of the graph: {norms.reading_more(layer)}"
     return problem
 

@@ -8,13 +8,14 @@ Legend: V nodes, E edges, D features, C outputs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tiergnn.errors import ConfigError
+from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.csr import Graph
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import step_key
@@ -27,7 +28,9 @@ from tiergnn.runtime.rows import Rows, aligned, bad_value, first_not_finite
 from tiergnn.runtime.walk import Walk
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
+from tiergnn.workload import PREPARED_COLUMNS
 
+_log = logging.getLogger("tiergnn")
 _OVER_OUT_EDGES = ("sum", "mean", "gat")  # operations whose backward goes over them
 
 
@@ -38,7 +41,8 @@ class Resident:
     their stored width and decoded at every pass, or the rows of ``embedding`` [V, D], a parameter.
     ``normalize_rows`` divides each feature row by the sum of its absolute values.
     ``prepare``: rows that the features and the graph alone decide are made at the first step and
-    held from then on, and the features are not where nothing else reads them.
+    held from then on, and the features are not where nothing else reads them; None: where there is
+    room for them beside what is needed at least.
     ``schedule`` is of one training step by the resident strategy; None: every stage keeps what its
     backward reads.
     Raises ConfigError for a model that cannot be traced, or wants inputs that the graph lacks, and
@@ -57,15 +61,14 @@ class Resident:
         normalize_rows: bool = False,
         budget_bytes: int | None = None,
         schedule: Schedule | None = None,
-        prepare: bool = False,
+        prepare: bool | None = False,
     ):
         self.device, self.seed, self._graph = indexed(torch.device(device)), seed, graph
         if graph.x is None and embedding is None:
             raise ConfigError("the graph has no node features", hint="features='degree'")
         self._meter = PeakMeter(self.device)
-        check_room(
-            self.device, least_bytes(graph, model, self.device, dtype, embedding), budget_bytes
-        )
+        needed = least_bytes(graph, model, self.device, dtype, embedding)
+        check_room(self.device, needed, budget_bytes)
         with out_of_memory(self.device, "loading the graph"):
             self.model = model.to(self.device, dtype)
             for held in (*self.model.parameters(), *self.model.buffers()):
@@ -86,7 +89,9 @@ class Resident:
                 self._edge_attr = Rows(graph.edge_attr, self.device, dtype)
         self.programs: dict[bool, Program] = {}
         self._prepared: dict[str, Tensor] = {}
-        self.programs = self._trace(prepare and embedding is None)
+        self.programs = self._trace(prepare is not False and embedding is None)
+        if prepare is None and not self._has_room(needed, budget_bytes):
+            self.programs = self._trace(False)
         shape = counts_of(graph)
         works = {
             training: outline(program, dtype=dtype, learned=embedding is not None)
@@ -111,6 +116,26 @@ class Resident:
         if texts[0] != texts[1]:
             evaluation = trace(self.model, inputs, training=False)
         return {True: training, False: evaluation}
+
+    def _has_room(self, needed: dict[str, int], budget_bytes: int | None) -> bool:
+        """Whether prepared rows, and the four tables at most on their way, go with what is
+        ``needed`` at least; it is told where they do not."""
+        total = 0
+        for made in self.programs[True].prepared:
+            rows = made.program.rows[made.program.output]
+            columns = min(rows.width, PREPARED_COLUMNS) if made.columnwise else rows.width
+            total += self.block.num_dst * rows.dtype.itemsize * (rows.width + 4 * columns)
+        try:
+            check_room(self.device, {**needed, "prepared rows": total}, budget_bytes)
+        except PlanError as error:
+            _log.info("nothing is prepared: %s", error.problem)
+            return False
+        return True
+
+    @property
+    def prepares(self) -> bool:
+        """Whether rows are made once and held."""
+        return bool(self.programs[True].prepared)
 
     def _walk(self, training: bool, schedule: Schedule) -> Walk:
         return Walk(self.programs[training], schedule, self.block, self._input)
@@ -224,18 +249,20 @@ class Resident:
     def _inputs(self, names: Iterable[str], rows: slice = slice(None)) -> dict[str, Tensor]:
         return {name: self._input(name, rows) for name in names}
 
+    @torch.inference_mode(False)  # passes that are differentiated read them
     @torch.no_grad()
     def _prepare(self, made: Prepared) -> None:
         """Make the rows of an input, some columns at a time where that gives the same."""
         given = self._inputs(made.program.needs)
         width = made.program.rows[made.program.output].width
         x = given.get("x")
-        if x is None or not made.columnwise or width <= resident.PREPARED_COLUMNS:
+        if x is None or not made.columnwise or width <= PREPARED_COLUMNS:
             rows = made.program.run(given, self.block)
         else:
             rows = x.new_empty(self.block.num_dst, width)
-            for first in range(0, width, resident.PREPARED_COLUMNS):
-                columns = slice(first, first + resident.PREPARED_COLUMNS)
+            for first in range(0, width, PREPARED_COLUMNS):
+                columns = slice(first, first + PREPARED_COLUMNS)
+                given.pop("x")  # one slice at a time
                 given["x"] = x[:, columns].contiguous()
                 rows[:, columns] = made.program.run(given, self.block)
         self._prepared[made.name] = rows

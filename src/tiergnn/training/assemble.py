@@ -126,6 +126,11 @@ def resident(
     """
     if plan is not None:
         check_plan(plan, graph)
+        if plan.workload.prepared and options.prepare is False:
+            raise ConfigError(
+                "the plan prepares rows, and prepare is False",
+                hint="a plan made with prepare=False (--no-prepare)",
+            )
     _check_edge_dim(model, graph)
     features = choose_features(graph, options.features)
     embedding = None

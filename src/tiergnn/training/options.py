@@ -33,7 +33,8 @@ class Options:
     clip: float | None = None
     eval_every: int = 1
     features: str = "auto"
-    prepare: bool = True  # rows that the graph and its features alone decide are made once
+    prepare: bool | None = None  # rows that the graph and its features decide are made once;
+    # None: where there is room
     normalize_features: str | None = None
     seed: int = 0
     device: str = "auto"

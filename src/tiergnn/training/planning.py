@@ -189,7 +189,7 @@ def _workload(
         spec = model_spec(model, graph, options.features)
         made: Any = model if spec is None else build(spec, options.seed)
         whole = workload_of(graph, made, options)
-        if not options.prepare or not prepares(graph, made, options):
+        if options.prepare is False or not prepares(graph, made, options):
             return whole, None
         return whole, workload_of(graph, made, options, prepared=True)
     named = {"name": model} if isinstance(model, str) else model

@@ -196,6 +196,8 @@ def start(
     with on_threads(None) as threads:
         trainer = _trainer(graph, splits, module, options, plan, parts, spec=spec)
         threads = getattr(trainer, "threads", threads)  # of each rank
+        if plan is None and isinstance(trainer.resident, Resident):
+            options = replace(options, prepare=trainer.resident.prepares)  # as it goes on
         if out is None:
             return _finish(trainer, graph, options, progress, plan, threads)
         record = {

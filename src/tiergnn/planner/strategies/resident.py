@@ -22,7 +22,6 @@ from tiergnn.schedule.schedule import Schedule, Writer
 from tiergnn.workload import DTYPE_BYTES, Extent, StageWork, Term, Workload
 
 NAME = "resident"
-PREPARED_COLUMNS = 128  # that are made at a time
 
 
 def write(
@@ -152,13 +151,11 @@ class _Writing:
 
     def _prepare(self) -> None:
         """Room for what prepared rows are made of, before the first step: the features where
-        nothing else reads them, and rows on the way, some columns at a time."""
-        names = self.workload.prepared
-        if not names:
+        nothing else reads them, and rows on the way."""
+        if not self.workload.prepared:
             return
         nodes, features = self.shape.num_nodes, self.shape.num_features
-        width = max(self.kinds[name].row_bytes for name in names)
-        held = 3 * nodes * min(width, PREPARED_COLUMNS * DTYPE_BYTES[self.workload.dtype])
+        held = self.workload.preparing.at(self.extent)
         if "x" not in self.workload.inputs:
             stored, read = (
                 DTYPE_BYTES.get(dtype, 8)
