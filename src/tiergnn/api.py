@@ -91,7 +91,7 @@ def plan(
         parts=partition,
         storage=tuple(storage),
     )
-    found = best(asked.trials(strategies))
+    found = best(asked.trials(strategies), has_disk=asked.machine.disk is not None)
     return found if disk is None else replace(found, scratch=str(disk))
 
 
@@ -267,7 +267,7 @@ def resume(
 
 
 def evaluate(
-    run_dir: str | Path,
+    run_dir: str | Path | Run,
     split: str | None = None,
     *,
     graph: Graph | str | Path | Any | None = None,
@@ -291,7 +291,7 @@ def evaluate(
 
 
 def predict(
-    run_dir: str | Path,
+    run_dir: str | Path | Run,
     *,
     kind: str = "logits",
     graph: Graph | str | Path | Any | None = None,

@@ -232,3 +232,33 @@ def test_budgets_of_a_run_make_its_plan(cli, graph, tmp_path, monkeypatch):
                   tmp_path / "other")  # fmt: skip
     assert refused.code == 2
     assert "a plan has its budgets and ranks already" in refused.err
+
+
+def test_what_is_prepared_is_said_and_may_be_refused(cli, graph, tmp_path):
+    """GCN aggregates its features once where they are not dropped out."""
+    model = ("--model", "gcn", "--input-dropout", 0)
+    plan = tmp_path / "plan.json"
+    asked = ("plan", graph, *model, "--machine", "h200", "--strategy", "resident")
+    done = cli(*asked, "--out", plan)
+    assert "prepared once" in done.out
+    assert "defaults prepared" in done.out
+    bare = cli(*asked, "--no-prepare", "--json").json
+    assert "prepared" not in bare["knobs"]
+    run = ("train", graph, *model, "--plan", plan, "--epochs", 1, "--device", "cpu")
+    done = cli(*run, "--no-prepare", "--out", tmp_path / "refused")
+    assert done.code == 2
+    assert "the plan prepares rows" in done.err
+    assert cli(*run, "--out", tmp_path / "run", "--quiet").code == 0
+
+
+def test_options_of_models_are_those_of_train(cli, graph):
+    options = ("--model", "sgc", "--hops", 3, "--strategy", "resident", "--machine", "h200")
+    assert cli("plan", graph, *options).code == 0
+
+
+def test_a_disk_that_is_not_there_is_refused_and_one_that_would_do_is_named(cli, graph, tmp_path):
+    asked = ("plan", graph, *SAGE, "--machine", "h200", "--device-memory", "2MiB")
+    asked = (*asked, "--host-memory", "200KiB", "--strategy", "grinnder")
+    done = cli(*asked, "--disk", tmp_path / "nowhere")
+    assert done.code == 2
+    assert f"mkdir -p {tmp_path / 'nowhere'}" in done.err

@@ -11,6 +11,7 @@ import torch_geometric.nn as pyg
 import torch_geometric.utils as pyg_utils
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tiergnn.errors import ConfigError
 from tiergnn.models.trace import trace
@@ -54,6 +55,28 @@ def view_changed(net, x, edge_index):
 def autocast(net, x, edge_index):
     with torch.autocast("cpu", torch.bfloat16):
         return net.lin(x)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return 2 * grads[0]
+
+
+def own_function(net, x, edge_index):
+    return Doubled.apply(net.lin(x))
+
+
+def checkpointed(net, x, edge_index):
+    return checkpoint(net.lin, x, use_reentrant=False)
+
+
+def checkpointed_again(net, x, edge_index):
+    return checkpoint(net.lin, x, use_reentrant=True)
 
 
 # forward, a part of the message (the operation and why), a part of the line.
@@ -124,6 +147,9 @@ REFUSED = {
     "constant changed": (lambda net, x, e: torch.zeros(10, 6).add_(x), "changed in place"),
     "spectral": (lambda net, x, e: net.spectral(x), "Linear changes its buffers at every call"),
     "autocast": (autocast, "autocast inside of forward"),
+    "own function": (own_function, r"Doubled.apply is a black box"),
+    "checkpoint": (checkpointed, "torch.utils.checkpoint"),
+    "checkpoint, reentrant": (checkpointed_again, "torch.utils.checkpoint"),
     "edges and rows": (
         lambda net, x, e, edge_weight: x * edge_weight,
         "of nodes and of edges meet",

@@ -311,3 +311,12 @@ def test_a_plan_says_what_is_prepared_and_is_carried_out_so():
     # What is made only where there is room: without it less memory does.
     least = tg.plan(graph, wide(graph), device_memory=bare.peak_bytes["device"], **kept)
     assert least.peak_bytes["device"] <= bare.peak_bytes["device"]
+
+
+def test_a_run_is_predicted_with_by_itself(tmp_path):
+    graph = community(60)
+    kept = tg.train(graph, wide(graph), epochs=1, out=tmp_path / "run", **QUIET)
+    assert np.array_equal(tg.predict(kept, graph=graph, model=wide(graph)), kept.predict())
+    lost = tg.train(graph, wide(graph), epochs=1, **QUIET)
+    with pytest.raises(ConfigError, match="kept in no folder"):
+        tg.evaluate(lost, graph=graph, model=wide(graph))

@@ -34,11 +34,23 @@ def plan(
     ],
     hidden: opt.Hidden = None,
     layers: opt.Layers = None,
-    heads: opt.Heads = None,
     dropout: opt.Dropout = None,
+    input_dropout: opt.InputDropout = None,
+    attention_dropout: opt.AttentionDropout = None,
+    edge_dropout: opt.EdgeDropout = None,
+    heads: opt.Heads = None,
+    out_heads: opt.OutHeads = None,
     norm: opt.Norm = None,
     residual: opt.Residual = None,
     jk: opt.Jump = None,
+    act: opt.Act = None,
+    aggr: opt.Aggr = None,
+    hops: opt.Hops = None,
+    alpha: opt.Alpha = None,
+    improved: opt.Improved = None,
+    self_loops: opt.SelfLoops = None,
+    train_eps: opt.TrainEps = None,
+    edge_dim: opt.EdgeDim = None,
     device_memory: opt.DeviceMemory = None,
     host_memory: Annotated[
         str | None, typer.Option(help="The most to hold in host memory: 32GiB.")
@@ -96,11 +108,23 @@ def plan(
     given = {
         "hidden_channels": hidden,
         "num_layers": layers,
-        "heads": heads,
         "dropout": dropout,
+        "input_dropout": input_dropout,
+        "attention_dropout": attention_dropout,
+        "edge_dropout": edge_dropout,
+        "heads": heads,
+        "out_heads": out_heads,
         "norm": norm,
         "residual": residual,
         "jk": jk,
+        "act": act,
+        "aggr": aggr,
+        "K": hops,
+        "alpha": alpha,
+        "improved": improved,
+        "add_self_loops": self_loops,
+        "train_eps": train_eps,
+        "edge_dim": edge_dim,
     }
     architecture = {name: value for name, value in given.items() if value is not None}
     chosen: dict[str, Any] = {
@@ -129,7 +153,7 @@ def plan(
     if save_workload is not None:
         asked.workload.save(save_workload)
     trials = asked.trials(strategy or ())
-    found = best(trials)
+    found = best(trials, has_disk=asked.machine.disk is not None)
     if out is not None:
         found.save(out)
     if schedule is not None:
@@ -220,7 +244,7 @@ def _as_dict(plan: Plan) -> dict[str, Any]:
 
 def _trial(trial: Trial) -> dict[str, Any]:
     knobs = trial.knobs
-    asked = {"strategy": trial.strategy, "knobs": str(knobs), "ranks": knobs.ranks}
+    asked = {"strategy": trial.strategy, "knobs": trial.text, "ranks": knobs.ranks}
     if trial.plan is None:
         reason = None if trial.refused is None else trial.refused.problem
         return asked | {"refused": reason}
@@ -239,7 +263,7 @@ def _compared(trials: Sequence[Trial]) -> list[str]:
     for trial in trials:
         if trial.refused is not None:
             first = trial.refused.problem.splitlines()[0]
-            lines.append(f"refused: {trial.strategy} {trial.knobs}: {first}")
+            lines.append(f"refused: {trial.strategy} {trial.text}: {first}")
     return lines
 
 
@@ -254,7 +278,7 @@ def _drawn(points: Sequence[Trial]) -> str:
         bar = "#" * max(1, round(40 * trial.seconds / most)) if most else ""
         lines.append(
             f"{format_bytes(_device_bytes(trial)):>10} {bar:<40} {format_seconds(trial.seconds)} "
-            f"{trial.strategy} {trial.knobs}"
+            f"{trial.strategy} {trial.text}"
         )
     return "\n".join(lines)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -38,6 +39,7 @@ _GRAPH = words("edge_index adj_t adj edges edge_indices block graph g")
 _EDGES = {"edge_weight": "edge_weight", "edge_weights": "edge_weight", "weight": "edge_weight"}
 _EDGES |= {"edge_attr": "edge_attr", "edge_attrs": "edge_attr", "edge_feat": "edge_attr"}
 _DATA = words("data batch graph g sample")
+_CHECKPOINTS = "_checkpoint_without_reentrant_generator"  # what torch's checkpoint calls
 _LAZY = words("in_channels in_features num_features input_size normalized_shape training")
 
 
@@ -59,7 +61,12 @@ def trace(
         raise ConfigError(f"a model is a torch.nn.Module, had {type(model).__name__}")
     tracer = ModelTracer(_probe(model, inputs), prepares=prepared)
     root = _Root(model, tracer, tuple(inputs))
-    with _mode(model, training), _unchanged(model, tracer), _no_draws(tracer):
+    with (
+        _mode(model, training),
+        _unchanged(model, tracer),
+        _no_draws(tracer),
+        _no_functions(tracer),
+    ):
         try:
             with torch.enable_grad():  # so that a no_grad of the model's own is seen
                 graph = tracer.trace(root)
@@ -302,6 +309,43 @@ def _no_draws(tracer: ModelTracer) -> Iterator[None]:
             "forward draws from random or numpy.random; traced, it would draw once only",
             hint="Dropout or F.dropout",
         )
+
+
+@contextmanager
+def _no_functions(tracer: ModelTracer) -> Iterator[None]:
+    """Refuse autograd functions of the model's own: torch's C code would take what stands for a
+    tensor for one, and the process would die."""
+    kept: Any = torch.autograd.Function.__dict__["apply"]
+
+    def refuse_checkpoint(*_: Any, **__: Any) -> Any:
+        tracer.refuse(
+            "torch.utils.checkpoint", hint="the function itself: a plan says what is made again"
+        )
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if any(map(is_traced, (*args, *kwargs.values()))):
+            if cls.__module__ == torch.utils.checkpoint.__name__:
+                refuse_checkpoint()
+            tracer.refuse(
+                f"{cls.__name__}.apply is a black box", hint="the same by tensor operations"
+            )
+        return kept.__func__(cls, *args, **kwargs)
+
+    with (
+        _replaced(torch.autograd.Function, "apply", classmethod(apply)),
+        _replaced(torch.utils.checkpoint, _CHECKPOINTS, refuse_checkpoint),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 class _Draws(TorchFunctionMode):

@@ -35,6 +35,12 @@ class Trial:
     knobs: Knobs
     plan: Plan | None
     refused: PlanError | None = None
+    prepares: bool = False  # rows that the graph and its features decide are made once
+
+    @property
+    def text(self) -> str:
+        """What was tried, after the strategy's name."""
+        return f"{self.knobs} prepared" if self.prepares else str(self.knobs)
 
     @property
     def seconds(self) -> float:
@@ -82,11 +88,12 @@ class Choosing:
             factors=dict(self.factors),
             notes=self.notes,
         )
+        prepares = bool(plan.workload.prepared)
         try:
             _ = plan.timeline
         except PlanError as error:
-            return Trial(strategy=name, knobs=knobs, plan=None, refused=error)
-        return Trial(strategy=name, knobs=knobs, plan=plan)
+            return Trial(strategy=name, knobs=knobs, plan=None, refused=error, prepares=prepares)
+        return Trial(strategy=name, knobs=knobs, plan=plan, prepares=prepares)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -155,20 +162,20 @@ def _short(trial: Trial) -> tuple[str, int] | None:
     return None if trial.refused is None else trial.refused.short
 
 
-def best(trials: Sequence[Trial]) -> Plan:
+def best(trials: Sequence[Trial], *, has_disk: bool = True) -> Plan:
     """The fastest plan; of equals the first tried.
 
     Raises PlanError where none fits: what is short, of what, and the least change that would do.
     """
     fitting = [trial for trial in trials if trial.plan is not None]
     if not fitting:
-        raise _refusal(trials)
+        raise _refusal(trials, has_disk)
     chosen = min(fitting, key=lambda trial: trial.seconds).plan
     assert chosen is not None
     return chosen
 
 
-def _refusal(trials: Sequence[Trial]) -> PlanError:
+def _refusal(trials: Sequence[Trial], has_disk: bool) -> PlanError:
     """The nearest miss of each tier, the nearest of all first."""
     nearest: dict[str, Trial] = {}
     for trial in sorted(trials, key=lambda one: (_short(one) or ("", 0))[1]):
@@ -184,8 +191,10 @@ def _refusal(trials: Sequence[Trial]) -> PlanError:
         needed = (_short(trial) or ("", 0))[1]
         told.append(trial.refused.problem)
         flag = {"device": "device_memory", "host": "host_memory"}.get(tier, tier)
-        by = f"{trial.strategy} {trial.knobs}"
+        by = f"{trial.strategy} {trial.text}"
         ways.append(f"{flag} of {needed:,} bytes ({format_bytes(needed)}), by {by}")
+    if "host" in nearest and not has_disk:
+        ways.append("disk=FOLDER (--disk), whose disk holds what memory cannot")
     error = PlanError("no plan fits\n" + "\n".join(told), hint="\n  or:  ".join(ways))
     error.short = next(_short(trial) for trial in nearest.values())
     return error
@@ -213,7 +222,7 @@ def comparison(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
     rows = []
     for trial in trials:
         if trial.plan is None:
-            rows.append((trial.strategy, str(trial.knobs), "refused", "", "", "", ""))
+            rows.append((trial.strategy, trial.text, "refused", "", "", "", ""))
             continue
         held = trial.plan.peak_bytes
         tiers = (
@@ -223,7 +232,7 @@ def comparison(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
         rows.append(
             (
                 trial.strategy,
-                str(trial.knobs),
+                trial.text,
                 format_seconds(trial.seconds),
                 trial.plan.bottleneck,
                 *tiers,

@@ -7,6 +7,7 @@ graph) and a workload, with a machine that is named, are planned without it.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -61,6 +62,11 @@ def question(
     ``parts``: see ``parting.parts_of``; without any, ``thorough`` tries fewer ranks as well.
     """
     budgets = budgets or Budgets()
+    if budgets.disk is not None and not Path(budgets.disk).is_dir():
+        raise ConfigError(
+            f"there is no folder {budgets.disk} whose disk could be used",
+            hint=f"mkdir -p {shlex.quote(str(budgets.disk))}",
+        )
     graph = _graph(graph)
     notes: list[str] = []
     workload, prepared = _workload(graph, model, options)

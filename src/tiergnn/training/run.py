@@ -278,7 +278,7 @@ def restart(
 
 
 def reopen(
-    run_dir: str | Path,
+    run_dir: str | Path | Run,
     graph: Any,
     model: nn.Module | None,
     *,
@@ -287,6 +287,12 @@ def reopen(
     ranks: int | None = None,
 ) -> Run:
     """A run with its best weights, to evaluate and predict with, maybe on another graph."""
+    if isinstance(run_dir, Run):
+        if run_dir.path is None:
+            raise ConfigError(
+                "this run was kept in no folder", hint="train(..., out='runs/NAME'), or Run.predict"
+            )
+        run_dir = run_dir.path
     folder, record = RunFolder.open(run_dir)
     # What only training needs may stay away; a missing criterion leaves the loss undefined.
     stand_in = {"optimizer": "adam", "scheduler": None, "criterion": NO_CRITERION, "metric": None}
