@@ -18,7 +18,7 @@ from tiergnn.kernels.epilogue.reference import Options, Terms
 from tiergnn.kernels.gather import gpu as gather_gpu
 from tiergnn.kernels.tasks import MOST
 
-ARCHS = (pytest.param(80, marks=pytest.mark.slow), 90)
+ARCHS = (80, 90)
 BLOCK = ragged([2, 0, 99, 2 * MOST, *[0] * 9], 60)  # parts, long rows and short ones
 
 
