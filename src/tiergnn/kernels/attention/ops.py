@@ -98,10 +98,13 @@ def _gat_fake(handle: int, h_SKF: Tensor, src_SK: Tensor, dst_PK: Tensor, *rest:
 def _gat_keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.block, ctx.options = Block.by_handle(inputs[0]), (*inputs[6:14], inputs[15])
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # of what is kept: zeros as large as it
     ctx.save_for_backward(*inputs[1:6], *output)
 
 
-def _gat_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _gat_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if grad is None:
+        return (None,) * 16
     tensors, outputs = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
     needs = ctx.needs_input_grad[1:6]
     grads = _gat_grad_op(ctx.block.handle, grad, *outputs, *tensors, list(needs), *ctx.options)
@@ -164,10 +167,13 @@ def _gatv2_fake(handle: int, src_SKF: Tensor, dst_PKF: Tensor, att_KF: Tensor, *
 def _gatv2_keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.block, ctx.options = Block.by_handle(inputs[0]), inputs[7:]
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # of what is kept: zeros as large as it
     ctx.save_for_backward(*inputs[1:7], *output)
 
 
-def _gatv2_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _gatv2_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    if grad is None:
+        return (None,) * 16
     tensors, outputs = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
     needs = ctx.needs_input_grad[1:7]
     grads = _gatv2_grad_op(ctx.block.handle, grad, *outputs, *tensors, list(needs), *ctx.options)
