@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 from tiergnn.models import functional as ops
-from tiergnn.models.linear import Linear, is_linear
+from tiergnn.models.linear import is_plain
 from tiergnn.models.traced import fact
 
 # The parts of an epilogue by when they are done; those of one number exclude each other or commute.
@@ -197,12 +197,10 @@ def _multiplied(product: Node, root: nn.Module) -> Node | None:
     """The rows that a product without bias reads; None for anything else."""
     rows, *more = [*product.args, *product.kwargs.values(), None]
     if product.op == "call_module":
-        module = root.get_submodule(str(product.target))
-        is_product = isinstance(module, (nn.Linear, Linear)) or is_linear(module)
-        is_plain = is_product and module.bias is None
+        plain = is_plain(root.get_submodule(str(product.target)))
     else:
-        is_plain = product.target is F.linear and more[1] is None
-    return rows if is_plain and isinstance(rows, Node) and fact(rows).kind == "rows" else None
+        plain = product.target is F.linear and more[1] is None
+    return rows if plain and isinstance(rows, Node) and fact(rows).kind == "rows" else None
 
 
 def _is_table(node: Node) -> bool:

@@ -122,6 +122,7 @@ def _text(graph: Graph) -> str:
     lines = []
     for node in graph.nodes:
         name = getattr(node.target, "__qualname__", node.target)
+        name = f"{getattr(node.target, '__module__', '')}.{name}"
         given: Any = map_arg((node.args, node.kwargs), lambda n: _Named(number[n]))
         lines.append(f"{number[node]} {node.op} {name} {given}")
     return "\n".join(lines)

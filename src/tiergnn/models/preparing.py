@@ -17,7 +17,7 @@ from tiergnn.models.linearity import Law, peak_of
 from tiergnn.models.passes import run_forward
 from tiergnn.models.sample_blocks import SampleBlock
 from tiergnn.models.stages import Prepared, Program
-from tiergnn.workload import PREPARED_COLUMNS, Peak, Size
+from tiergnn.workload import Peak, Size
 
 
 class Preparing:
@@ -81,13 +81,10 @@ class Preparing:
 def _as_made(made: Prepared, inputs: Mapping[str, Tensor]) -> tuple[Program, Mapping[str, Tensor]]:
     """The program and its inputs, of some columns where it is made so."""
     program = made.program
-    width = program.rows[program.output].width
-    if "x" not in program.needs or not made.columnwise or width <= PREPARED_COLUMNS:
+    if made.columns == program.rows[program.output].width:
         return program, inputs
     rows = {
-        name: replace(kind, shape=(min(kind.width, PREPARED_COLUMNS),))
-        if kind.of == "nodes"
-        else kind
+        name: replace(kind, shape=(min(kind.width, made.columns),)) if kind.of == "nodes" else kind
         for name, kind in program.rows.items()
     }
-    return replace(program, rows=rows), {**inputs, "x": inputs["x"][:, :PREPARED_COLUMNS]}
+    return replace(program, rows=rows), {**inputs, "x": inputs["x"][:, : made.columns]}

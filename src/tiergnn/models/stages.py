@@ -18,6 +18,7 @@ from tiergnn.kernels.dropout import Key
 from tiergnn.models import norms
 from tiergnn.models.functional import Columns
 from tiergnn.models.moments import combine_moments, moments, moments_beside
+from tiergnn.workload import PREPARED_COLUMNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +160,13 @@ class Prepared:
     program: Program
     text: str
     columnwise: bool
+
+    @property
+    def columns(self) -> int:
+        """How many are made at a time."""
+        width = self.program.rows[self.program.output].width
+        sliced = self.columnwise and "x" in self.program.needs
+        return min(width, PREPARED_COLUMNS) if sliced else width
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

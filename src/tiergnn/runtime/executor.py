@@ -28,7 +28,6 @@ from tiergnn.runtime.rows import Rows, aligned, bad_value, first_not_finite
 from tiergnn.runtime.walk import Walk
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
-from tiergnn.workload import PREPARED_COLUMNS
 
 _log = logging.getLogger("tiergnn")
 _OVER_OUT_EDGES = ("sum", "mean", "gat")  # operations whose backward goes over them
@@ -123,8 +122,7 @@ class Resident:
         total = 0
         for made in self.programs[True].prepared:
             rows = made.program.rows[made.program.output]
-            columns = min(rows.width, PREPARED_COLUMNS) if made.columnwise else rows.width
-            total += self.block.num_dst * rows.dtype.itemsize * (rows.width + 4 * columns)
+            total += self.block.num_dst * rows.dtype.itemsize * (rows.width + 4 * made.columns)
         try:
             check_room(self.device, {**needed, "prepared rows": total}, budget_bytes)
         except PlanError as error:
@@ -255,14 +253,14 @@ class Resident:
         """Make the rows of an input, some columns at a time where that gives the same."""
         given = self._inputs(made.program.needs)
         width = made.program.rows[made.program.output].width
-        x = given.get("x")
-        if x is None or not made.columnwise or width <= PREPARED_COLUMNS:
+        if made.columns == width:
             rows = made.program.run(given, self.block)
         else:
+            x = given.pop("x")
             rows = x.new_empty(self.block.num_dst, width)
-            for first in range(0, width, PREPARED_COLUMNS):
-                columns = slice(first, first + PREPARED_COLUMNS)
-                given.pop("x")  # one slice at a time
+            for first in range(0, width, made.columns):
+                columns = slice(first, first + made.columns)
+                given.pop("x", None)  # one slice at a time
                 given["x"] = x[:, columns].contiguous()
                 rows[:, columns] = made.program.run(given, self.block)
         self._prepared[made.name] = rows

@@ -33,8 +33,7 @@ class Options:
     clip: float | None = None
     eval_every: int = 1
     features: str = "auto"
-    prepare: bool | None = None  # rows that the graph and its features decide are made once;
-    # None: where there is room
+    prepare: bool | None = None  # what the graph and its features decide: None, if it fits
     normalize_features: str | None = None
     seed: int = 0
     device: str = "auto"

@@ -104,7 +104,7 @@ def _gat_keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 
 def _gat_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if grad is None:
-        return (None,) * 16
+        return (None,) * len(ctx.needs_input_grad)
     tensors, outputs = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
     needs = ctx.needs_input_grad[1:6]
     grads = _gat_grad_op(ctx.block.handle, grad, *outputs, *tensors, list(needs), *ctx.options)
@@ -173,7 +173,7 @@ def _gatv2_keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -
 
 def _gatv2_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if grad is None:
-        return (None,) * 16
+        return (None,) * len(ctx.needs_input_grad)
     tensors, outputs = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
     needs = ctx.needs_input_grad[1:7]
     grads = _gatv2_grad_op(ctx.block.handle, grad, *outputs, *tensors, list(needs), *ctx.options)
