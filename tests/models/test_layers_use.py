@@ -278,3 +278,13 @@ def test_degree_of_nothing_has_a_gradient():
     out.sum().backward()
     assert torch.equal(out[1], torch.zeros(4))
     assert torch.isfinite(weight.grad).all()
+
+
+@pytest.mark.parametrize("kind", [layers.GATConv, layers.GATv2Conv])
+def test_more_than_a_product_of_edges_is_refused(kind):
+    """Hooks of lin_edge were passed over without a word."""
+    conv = kind(5, 4, edge_dim=3)
+    conv.lin_edge.register_forward_hook(lambda m, given, out: out + 1)
+    edges = torch.tensor([[0, 1], [1, 0]])
+    with pytest.raises(ConfigError, match="is more than a product"):
+        conv(torch.ones(2, 5), edges, torch.ones(2, 3))

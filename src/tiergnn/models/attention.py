@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
+from torch.nn.utils.parametrize import is_parametrized
 
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.models import functional as ops
@@ -291,6 +292,12 @@ def _attention_sides(
         raise ConfigError(
             f"{type(layer).__name__} never holds its attention weights",
             hint="PyG's layer with the same state_dict, on a graph that is small enough",
+        )
+    edges = layer.lin_edge
+    if edges is not None and not (is_plain(edges) or is_parametrized(edges)):
+        raise ConfigError(
+            f"lin_edge of {type(layer).__name__} is more than a product: its weight alone is read",
+            hint="what it does besides, done to edge_attr before the layer",
         )
     sides = sides_of(x, graph, size)
     pair = isinstance(x, (tuple, list)) and x[1] is not None
