@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tiergnn import frozen
@@ -84,7 +84,19 @@ def check(question: Question, placement: Placement) -> None:
     assert question.allows(rows, lane_s)
 
 
+FREE = Question(
+    blocks=((1, 0),),
+    lanes=(Lane(name="a", base_s=0, device=Charge(0, 0), host=Charge(1, 0), remote=Charge(0, 0)),),
+    row_bytes=4,
+    device_bytes=0,
+    host_bytes=0,
+    overlapped=False,
+    hidden=(),
+)  # without caches nothing takes any time
+
+
 @given(questions())
+@example(FREE)
 @settings(max_examples=50, deadline=None)
 def test_as_fast_as_the_best_of_all(question):
     least = least_seconds(question)

@@ -124,7 +124,10 @@ class _Program:
     def relaxed(self) -> tuple[np.ndarray, float]:
         """Rows [B, 2] of the fastest fractional placement with the least work; its seconds."""
         unit = np.tile(self._counts, 2)
-        scale = max(float(self._base_s.max()), 1e-300)
+        # Where nothing takes next to no time, a cache takes at most 10^9 of it: the solver refuses
+        # numbers that are as good as infinite.
+        most = float(np.abs(self._added_s * unit).max(initial=0))
+        scale = max(float(self._base_s.max()), 1e-9 * most) or 1.0
         first = _checked(self._solve(unit, scale, whole=False, most=None, gap=0.0))
         least = first.fun * (1 + 1e-9)
         second = self._solve(unit, scale, whole=False, most=least + 1e-12, gap=0.0)
