@@ -117,6 +117,7 @@ def train(
     eval_every: int = 1,
     features: str = "auto",
     prepare: bool | None = None,
+    capture: bool = True,
     normalize_features: str | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -164,7 +165,9 @@ def train(
     row by the sum of its absolute values. prepare: what the model makes of the graph and its
     features alone, before any parameter or dropout (a first aggregation, the hops of an SGC), is
     made once and held; False makes it at every step, which takes less memory. None: where there is
-    room. A ``plan`` has chosen already; False refuses one that prepares.
+    room. A ``plan`` has chosen already; False refuses one that prepares. capture: on a GPU that
+    holds everything, a step is recorded as a CUDA graph and replayed, which takes as much memory
+    again as a step; not with a criterion of your own, nor where there is no room. Same bits.
     dtype: "float32", "float64" or "bfloat16"; None is the model's own. device_memory: the most that
     the run may take on its device. checkpoint_every: epochs; None is about every 30 seconds.
     progress: True, False, or a callable that gets each epoch's record.
@@ -191,6 +194,7 @@ def train(
         eval_every=eval_every,
         features=features,
         prepare=prepare,
+        capture=capture,
         normalize_features=normalize_features,
         seed=seed,
         device=device,

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from tests.kernels.blocks import rand
 from tiergnn.kernels import backend
-from tiergnn.kernels.dropout import dropout
+from tiergnn.kernels.dropout import dropout, make_key
 
-KEY, SITE = (0xDEADBEEF, 0x12345678), 7
+KEY, SITE = make_key(0xDEADBEEF, 0x12345678), 7
 FLOWING = ("other", "shift", "gain", "bias")  # what has gradients beside the rows
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.kernels.blocks import BACKENDS, rand
 from tiergnn.errors import ConfigError
 from tiergnn.kernels import backend
-from tiergnn.kernels.dropout import dropout, philox_words, reference, step_key
+from tiergnn.kernels.dropout import dropout, key_words, make_key, philox_words, reference, step_key
 
 ONES = 0xFFFFFFFF
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
@@ -54,13 +54,16 @@ def test_counter_is_row_quad_and_site(name):
     want = [
         word for quad in (0, 1) for word in philox_words((row & ONES, row >> 32, quad, site), key)
     ]
-    assert kept_from(want, name, row, site, key) == want
+    assert kept_from(want, name, row, site, make_key(*key)) == want
 
 
 def test_step_keys_differ():
-    keys = {step_key(seed, step) for seed in (0, 1, 2**32, 2**40) for step in (0, 1, 2**32)}
+    keys = {
+        key_words(step_key(seed, step)) for seed in (0, 1, 2**32, 2**40) for step in (0, 1, 2**32)
+    }
     assert len(keys) == 12
-    assert step_key(3, 5) == philox_words((5, 0, 0, 0), (3, 0))[:2]
+    assert key_words(step_key(3, 5)) == philox_words((5, 0, 0, 0), (3, 0))[:2]
+    assert key_words(make_key(ONES, 2**31)) == (ONES, 2**31)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,10 +85,10 @@ def test_edges_of_p(name):
     x = rand(50, 30).float()
     x[0, 0], x[1, 1] = float("inf"), float("nan")
     with backend.use(name):
-        assert dropout(x, 0.0, (1, 2), 3) is x
-        assert torch.equal(dropout(x, 1.0, (1, 2), 3), torch.zeros_like(x))
+        assert dropout(x, 0.0, make_key(1, 2), 3) is x
+        assert torch.equal(dropout(x, 1.0, make_key(1, 2), 3), torch.zeros_like(x))
         leaf = x.clone().requires_grad_()
-        dropout(leaf, 1.0, (1, 2), 3).sum().backward()
+        dropout(leaf, 1.0, make_key(1, 2), 3).sum().backward()
         assert torch.equal(leaf.grad, torch.zeros_like(x))
 
 
@@ -115,19 +118,19 @@ def test_frequencies(name):
 def test_gradient_has_the_same_mask(name):
     x = rand(20, 37).requires_grad_()
     with backend.use(name):
-        out = dropout(x, 0.4, (1, 2), 3)
+        out = dropout(x, 0.4, make_key(1, 2), 3)
         saved = out.grad_fn.next_functions[0][0].saved_tensors  # of the op below the reshape
         (grad,) = torch.autograd.grad(out.sum(), x)
         assert torch.equal(grad != 0, out != 0)
         few = x[:4, :9].detach().requires_grad_()
-        assert torch.autograd.gradcheck(lambda x: dropout(x, 0.4, (1, 2), 3), few)
-        assert torch.autograd.gradgradcheck(lambda x: dropout(x, 0.4, (1, 2), 3), few)
-    assert saved == (None,)  # no row ids were given, and no mask is kept
+        assert torch.autograd.gradcheck(lambda x: dropout(x, 0.4, make_key(1, 2), 3), few)
+        assert torch.autograd.gradgradcheck(lambda x: dropout(x, 0.4, make_key(1, 2), 3), few)
+    assert [t if t is None else t.numel() for t in saved] == [None, 1]  # the key, and no mask
 
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_any_shape_and_layout(name):
-    key = (1, 2)
+    key = make_key(1, 2)
     with backend.use(name):
         flat = dropout(torch.ones(6, 24), 0.5, key, 0)
         assert torch.equal(dropout(torch.ones(6, 2, 3, 4), 0.5, key, 0), flat.view(6, 2, 3, 4))
@@ -145,8 +148,8 @@ def test_a_part_of_the_rows_is_the_same_part_of_the_mask(data, name):
     rows = torch.tensor(data.draw(st.lists(st.integers(0, num_rows - 1), max_size=20))).long()
     x = rand(num_rows, width).float()
     with backend.use(name):
-        whole = dropout(x, 0.5, (7, 8), 9)
-        assert torch.equal(dropout(x[rows], 0.5, (7, 8), 9, rows), whole[rows])
+        whole = dropout(x, 0.5, make_key(7, 8), 9)
+        assert torch.equal(dropout(x[rows], 0.5, make_key(7, 8), 9, rows), whole[rows])
 
 
 def test_same_mask_for_any_number_of_threads():
@@ -156,7 +159,7 @@ def test_same_mask_for_any_number_of_threads():
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             with backend.use("cpu"):
-                results.append(dropout(torch.ones(5000, 7), 0.5, (1, 2), 3))
+                results.append(dropout(torch.ones(5000, 7), 0.5, make_key(1, 2), 3))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(results[0], results[1])

@@ -116,3 +116,123 @@ def test_learned_rows_and_lbfgs(graph):
     run = tg.train(graph, {**SPECS["gcn"], "dropout": 0.0}, optimizer="lbfgs", epochs=2,
                    device="cuda", **QUIET)  # fmt: skip
     assert run.losses[-1] < run.losses[0]
+
+
+@pytest.mark.parametrize("norm", [None, "batch"])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_recorded_step_has_the_same_bits(graph, name, norm):
+    """Dropout differs from step to step, evaluations and a measured step lie between."""
+    spec = {**SPECS[name], "norm": norm, "dropout": 0.4}
+    options = {"device": "cuda", "epochs": 20, "seed": 1, "eval_every": 3, "clip": 0.5}
+    runs = [tg.train(graph, spec, capture=capture, **options, **QUIET) for capture in (True, False)]
+    assert runs[0].losses == runs[1].losses
+    assert len(set(runs[0].losses)) == 20
+    assert same_bits(weights(runs[0].model), weights(runs[1].model))
+    assert runs[0].metrics == runs[1].metrics
+
+
+def steps_of(graph, capture, change=lambda step, resident: None, **options):
+    """Losses and gradients of eight steps of a Resident that go without an optimizer."""
+    model = zoo.build("gcn", graph.num_features, 4, num_layers=2, norm="batch", dropout=0.5)
+    torch.manual_seed(0)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    resident = Resident(model, graph, device="cuda", capture=capture, **options)
+    found = []
+
+    def loss_of(out):
+        return out.square().mean()
+
+    for step in range(8):
+        for p in resident.model.parameters():
+            p.grad = None
+        change(step, resident)
+        loss = resident.train_step(loss_of, step)
+        grads = [None if p.grad is None else p.grad.clone() for p in resident.model.parameters()]
+        found.append((loss, grads))
+    return resident, found
+
+
+def assert_same_steps(got, want):
+    for (loss, grads), (want_loss, want_grads) in zip(got, want, strict=True):
+        assert loss == want_loss
+        for grad, want_grad in zip(grads, want_grads, strict=True):
+            assert (grad is None) == (want_grad is None)
+            assert grad is None or torch.equal(grad, want_grad)
+
+
+def test_steps_are_recorded_and_replayed(graph):
+    resident, got = steps_of(graph, True)
+    assert resident._capture._graph is not None
+    assert_same_steps(got, steps_of(graph, False)[1])
+
+
+def test_gradients_are_added_to_where_there_are_some(graph):
+    def keep(step, resident):
+        if step in (4, 5):
+            for p in resident.model.parameters():
+                p.grad = torch.ones_like(p)
+
+    resident, got = steps_of(graph, True, keep)
+    assert resident._capture._graph is not None
+    assert_same_steps(got, steps_of(graph, False, keep)[1])
+
+
+def test_a_step_is_recorded_anew_where_parameters_moved(graph):
+    def move(step, resident):
+        first = next(iter(resident.model.parameters()))
+        if step == 5:
+            first.data = first.data * 2
+        if step == 6:
+            first.requires_grad_(False)
+
+    assert_same_steps(steps_of(graph, True, move)[1], steps_of(graph, False, move)[1])
+
+
+def test_what_cannot_be_recorded_is_run_as_it_is(graph):
+    class Waits(torch.nn.Module):
+        """A convolution, and a product that the host decides."""
+
+        def __init__(self):
+            super().__init__()
+            self.conv = zoo.build("gcn", graph.num_features, 4, num_layers=1, dropout=0.0)
+            self.seen = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index) * self.seen
+
+    def run(capture):
+        torch.manual_seed(0)
+        resident = Resident(Waits(), graph, device="cuda", capture=capture)
+
+        def loss_of(out):
+            return out.square().mean() * (2.0 if float(out.sum()) > 0 else 3.0)
+
+        losses = []
+        for step in range(5):
+            resident.model.zero_grad()
+            losses.append(resident.train_step(loss_of, step))
+        return resident, losses
+
+    resident, losses = run(True)
+    assert "captur" in resident._capture.refused
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert losses == run(False)[1]
+
+
+def test_nothing_is_recorded_where_there_is_no_room(graph):
+    resident, got = steps_of(graph, True, budget_bytes=10_000_000)
+    assert "no room" in resident._capture.refused
+    assert resident._capture._graph is None
+    assert_same_steps(got, steps_of(graph, False)[1])
+
+
+def test_a_criterion_of_ones_own_decides_anew_at_every_step(graph):
+    calls = []
+
+    def criterion(out, y):
+        calls.append(len(calls))
+        return torch.nn.functional.cross_entropy(out, y) * len(calls)
+
+    tg.train(graph, SPECS["gcn"], device="cuda", epochs=6, criterion=criterion, **QUIET)
+    assert len(calls) >= 6

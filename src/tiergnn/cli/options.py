@@ -202,6 +202,13 @@ Prepare = Annotated[
         default="where there is room",
     ),
 ]
+Capture = Annotated[
+    bool,
+    _machine(
+        "--capture/--no-capture",
+        help="On a GPU, record a step once and replay it (a CUDA graph).",
+    ),
+]
 NormalizeFeatures = Annotated[
     bool,
     _data("--normalize-features", help="Divide a row by the sum of its absolute values."),

@@ -243,12 +243,13 @@ class Block:
             edge_attr=None if self.edge_attr is None else self.edge_attr[kept],
         )
 
-    def rows(self, first: int, last: int) -> Block:
+    def rows(self, first: int, last: int, edges: tuple[int, int] | None = None) -> Block:
         """The in-edges of rows first..last-1 of a square block, as a block of those rows.
 
         Its sources are all rows, turned so that its own come first: it gathers by ``turned``.
+        ``edges``: the first of them and the one after the last, so that no device is waited for.
         """
-        low, high = int(self.rowptr[first]), int(self.rowptr[last])
+        low, high = edges or (int(self.rowptr[first]), int(self.rowptr[last]))
         return replace(
             self,
             rowptr=self.rowptr[first : last + 1] - low,

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tiergnn.kernels.dropout import make_key
 from tiergnn.models.passes import Kept, run_forward
 from tiergnn.models.sample_blocks import SampleBlock, sample_blocks
 from tiergnn.models.stages import Program, Stage
 from tiergnn.workload import Extent
 
-KEY = (1, 2)  # of dropout; masks do not matter
+KEY = make_key(1, 2)  # of dropout; masks do not matter
 
 
 class Bench:

@@ -30,7 +30,7 @@ from tiergnn.models.halves import adjoint_of, columns_of, halves_of, sums_of
 from tiergnn.models.moments import moments
 from tiergnn.models.products import PRODUCTS
 from tiergnn.models.rowlocal import name_of
-from tiergnn.models.stages import Program, Rows, Stage, Statistic
+from tiergnn.models.stages import AS_IT_STANDS, Program, Rows, Stage, Statistic
 from tiergnn.models.traced import fact
 
 
@@ -327,4 +327,4 @@ def _operation_text(node: Node | None) -> str:
         return "moments of all rows"
     layer = given["layer"]
     assert isinstance(layer, Node)
-    return f"{type(fact(layer).value).__name__} as it stands"
+    return f"{type(fact(layer).value).__name__} {AS_IT_STANDS}"

@@ -20,7 +20,7 @@ from tiergnn.errors import ConfigError, unknown
 from tiergnn.kernels.aggregate import aggregate, aggregate_grad
 from tiergnn.kernels.attention import edge_mean, gat_attention, gatv2_attention
 from tiergnn.kernels.block import Block
-from tiergnn.kernels.dropout import Key, dropout
+from tiergnn.kernels.dropout import Key, dropout, make_key
 from tiergnn.kernels.epilogue import epilogue
 from tiergnn.kernels.product import linear_rows
 from tiergnn.kernels.table import RowTable
@@ -125,7 +125,7 @@ def attend_gat(
         negative_slope=negative_slope,
         self_loop=self_loop,
         p=p,
-        key=key or draw_key(p),
+        key=draw_key(p) if key is None else key,
         site=site,
         head=heads.first,
     )
@@ -164,7 +164,7 @@ def attend_gatv2(
         negative_slope=negative_slope,
         self_loop=self_loop,
         p=p,
-        key=key or draw_key(p),
+        key=draw_key(p) if key is None else key,
         site=site,
         head=heads.first,
     )
@@ -280,7 +280,9 @@ def drop_rows(
     x: Tensor, block: Block | None, *, p: float, key: Key | None = None, site: int = 0
 ) -> Tensor:
     """Dropout of own rows [P, ...], by their ids in the graph; of rows 0..N-1 without a block."""
-    return dropout(x, p, key or draw_key(p), site, None if block is None else block.dst_gid)
+    return dropout(
+        x, p, draw_key(p) if key is None else key, site, None if block is None else block.dst_gid
+    )
 
 
 @operation(kind="dropout", of="edges")
@@ -288,7 +290,7 @@ def drop_edges(
     x: Tensor, block: Block, *, p: float, key: Key | None = None, site: int = 0
 ) -> Tensor:
     """Dropout of rows of edges [E, ...], by their ids in the graph."""
-    return dropout(x, p, key or draw_key(p), site, block.eid)
+    return dropout(x, p, draw_key(p) if key is None else key, site, block.eid)
 
 
 @operation(kind="dropout")
@@ -299,7 +301,9 @@ def drop_loops(
     gid = block.dst_gid
     if gid is None:
         gid = torch.arange(block.num_dst, device=x.device)
-    return dropout(x, p, key or draw_key(p), site, gid + (block.num_graph_edges or 0))
+    return dropout(
+        x, p, draw_key(p) if key is None else key, site, gid + (block.num_graph_edges or 0)
+    )
 
 
 @operation(kind="structure")
@@ -317,9 +321,8 @@ def edge_ones(block: Block, *, dtype: torch.dtype) -> Tensor:
 def draw_key(p: float) -> Key:
     """A key from torch's generator, for layers that are called outside a traced model."""
     if p == 0:
-        return 0, 0
-    low, high = torch.randint(2**32, (2,)).tolist()
-    return low, high
+        return make_key(0, 0)
+    return make_key(*torch.randint(2**32, (2,)).tolist())
 
 
 @operation(kind="structure", of="count")
@@ -411,7 +414,7 @@ def finish_rows(
         act=act,
         slope=slope,
         p=p,
-        key=key or draw_key(p),
+        key=draw_key(p) if key is None else key,
         site=site,
         gid=None if block is None else block.dst_gid,
         post=post,

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tiergnn.kernels.block import Block
-from tiergnn.kernels.dropout import Key, dropout
+from tiergnn.kernels.dropout import Key, dropout, make_key
 from tiergnn.models import functional as ops
 from tiergnn.models import norms
 from tiergnn.models.layers import AGGREGATIONS, LAYERS
@@ -184,7 +184,7 @@ def run_layer(
     ``drops`` says of each dropout call inside the layer whether it drops edges or nodes; they are
     sites ``site``, ``site + 1`` ... under ``key`` (``p`` above 0 only says that there are some).
     """
-    mode = Drops(block, key or (0, 0), site, drops)
+    mode = Drops(block, make_key(0, 0) if key is None else key, site, drops)
     given = gathered, own, edges
     if copies:
         given = _copied(given)
@@ -337,7 +337,7 @@ def _by_parts(
     return out
 
 
-_KEY: Key = (1, 2)
+_KEY = make_key(1, 2)
 _SITE = 3
 
 

@@ -20,6 +20,8 @@ from tiergnn.models.functional import Columns
 from tiergnn.models.moments import combine_moments, moments, moments_beside
 from tiergnn.workload import PREPARED_COLUMNS
 
+AS_IT_STANDS = "as it stands"  # ends the text of a layer that is called whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
@@ -98,6 +100,11 @@ class Stage:
     divisible: bool = field(default=False, repr=False)
     columns: tuple[Stage, ...] = field(default=(), repr=False)
     adjoint: Stage | None = field(default=None, repr=False)
+
+    @property
+    def opaque(self) -> bool:
+        """Whether it calls a layer that could not be looked into."""
+        return self.op.endswith(AS_IT_STANDS)
 
     def run(
         self,

@@ -22,6 +22,7 @@ from tiergnn.kernels.dropout import step_key
 from tiergnn.models.stages import Prepared
 from tiergnn.models.trace import Program, trace
 from tiergnn.planner.strategies import resident
+from tiergnn.runtime.capture import Capture
 from tiergnn.runtime.memory import PeakMeter, check_room, out_of_memory
 from tiergnn.runtime.outline import counts_of, outline
 from tiergnn.runtime.rows import Rows, aligned, bad_value, first_not_finite
@@ -42,6 +43,8 @@ class Resident:
     ``prepare``: rows that the features and the graph alone decide are made at the first step and
     held from then on, and the features are not where nothing else reads them; None: where there is
     room for them beside what is needed at least.
+    ``capture``: on a GPU steps are recorded after the first ones and replayed from then on, where
+    there is room (see ``Capture``); not where a layer is called whole, whose Python might decide.
     ``schedule`` is of one training step by the resident strategy; None: every stage keeps what its
     backward reads.
     Raises ConfigError for a model that cannot be traced, or wants inputs that the graph lacks, and
@@ -61,6 +64,7 @@ class Resident:
         budget_bytes: int | None = None,
         schedule: Schedule | None = None,
         prepare: bool | None = False,
+        capture: bool = False,
     ):
         self.device, self.seed, self._graph = indexed(torch.device(device)), seed, graph
         if graph.x is None and embedding is None:
@@ -102,6 +106,7 @@ class Resident:
             stage.op.startswith(_OVER_OUT_EDGES) for stage in self.programs[True].stages
         )
         self._step = self._walk(True, step)
+        self._capture = self._made_capture(budget_bytes) if capture else None
         self._evaluation = self._walk(False, resident.evaluation(works[False], shape))
 
     def _trace(self, prepare: bool) -> dict[bool, Program]:
@@ -135,6 +140,14 @@ class Resident:
         """Whether rows are made once and held."""
         return bool(self.programs[True].prepared)
 
+    def _made_capture(self, budget_bytes: int | None) -> Capture | None:
+        opaque = any(stage.opaque for stage in self.programs[True].stages)
+        if self.device.type != "cuda" or opaque:
+            return None
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors += [] if self.embedding is None else [self.embedding]
+        return Capture(self.device, tensors, budget_bytes)
+
     def _walk(self, training: bool, schedule: Schedule) -> Walk:
         return Walk(self.programs[training], schedule, self.block, self._input)
 
@@ -147,7 +160,7 @@ class Resident:
         """The model's output [V, C] by one graph of the whole; dropout masks are of ``step``."""
         with out_of_memory(self.device, "training" if training else "evaluating"):
             self.model.train(training)
-            key = step_key(self.seed, step)
+            key = step_key(self.seed, step, self.device)
             program = self.programs[training]
             return program.run(self._inputs(program.needs), self.block, key)
 
@@ -162,7 +175,12 @@ class Resident:
             self.model.train(True)
             if self._sorts:
                 _ = self.block.transposed
-            return float(self._step.run(step_key(self.seed, step), loss_of_out, measure=measure))
+            key, loss = step_key(self.seed, step, self.device), None
+            if self._capture is not None and not measure:
+                loss = self._capture.run(lambda k: self._step.run(k, loss_of_out), key, loss_of_out)
+            if loss is None:
+                loss = self._step.run(key, loss_of_out, measure=measure)
+            return float(loss)
 
     def update(self, move: Callable[[], Any]) -> None:
         """The schedule's STEP: ``move()`` has the optimizer move the parameters."""

@@ -263,7 +263,9 @@ class Ranked:
             with buffers_put_back(self.model):
                 with out_of_memory(self.device, "training"):
                     self.model.train(True)
-                    loss = float(self._walks[True].run(step_key(self.seed, step), share))
+                    loss = float(
+                        self._walks[True].run(step_key(self.seed, step, self.device), share)
+                    )
                 said = self._transport.gather([loss, bool(self._stopped())], tag="losses")
                 if any(stop for _, stop in said):
                     raise Stopped

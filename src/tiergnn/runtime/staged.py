@@ -22,7 +22,6 @@ from tiergnn.graph.partition import METHODS, Partition, partition
 from tiergnn.graph.shape import layout_of
 from tiergnn.kernels.block import wrap
 from tiergnn.kernels.dropout import step_key
-from tiergnn.memory.disk import DiskRows
 from tiergnn.memory.scratch import Scratch
 from tiergnn.models.meter import meter
 from tiergnn.models.trace import Program, trace
@@ -31,6 +30,7 @@ from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.known import EVALUATIONS, KNOBS, STRATEGIES
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.executor import indexed
+from tiergnn.runtime.given import Given
 from tiergnn.runtime.memory import out_of_memory
 from tiergnn.runtime.own_inputs import examples
 from tiergnn.runtime.parts import Parts
@@ -40,9 +40,8 @@ from tiergnn.runtime.staged_walk import StagedWalk, buffers_put_back, peaks_of
 from tiergnn.runtime.transfers import Transfers
 from tiergnn.runtime.visits import Share, Visits
 from tiergnn.runtime.whole import Whole
-from tiergnn.schedule.actions import Buffer
 from tiergnn.schedule.check import check
-from tiergnn.schedule.contents import Content, What
+from tiergnn.schedule.contents import What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.workload import Workload
@@ -114,7 +113,6 @@ class Staged:
             True: self._draft(plan.workload, layout), False: self._draft(evaluated, layout)
         }  # fmt: skip
         self.parts = self._divide(parts, any(draft.edge_ids for draft in drafts.values()))
-        self._tables: dict[Content, DiskRows] = {}
         self._scratch = None
         if plan.knobs.tier == "disk":
             self._scratch = Scratch(
@@ -123,6 +121,7 @@ class Staged:
                 if plan.machine.disk is None
                 else plan.machine.tier("disk").available_bytes,
             )
+        self._given = Given(self._x, self._edges, self.parts, self.device, self._scratch)
         with out_of_memory(self.device, "loading the graph"):
             self._walks = {
                 training: self._walk(training, schedule, dtype)
@@ -159,56 +158,11 @@ class Staged:
             capacities={tier: machine.tier(tier).available_bytes for tier in tiers},
             scratch=self._scratch,
         )
-        self._give(schedule, buffers)
+        self._given.fill(schedule, buffers)
         transfers = Transfers(buffers, self.parts, {"x": self._x.decode})
         visits = Visits(program, schedule, buffers, self.parts)
         slices = Slices(program, buffers, self.parts, visits)
         return StagedWalk(schedule, buffers, transfers, visits, more=slices.does)
-
-    def _give(self, schedule: Schedule, buffers: Buffers) -> None:
-        """Fill what is there before the first action: features and edges of parts."""
-        for buffer in schedule.buffers:
-            holds = buffer.holds
-            if not buffer.given or holds is None:
-                continue
-            if holds.what is What.ROWS:
-                buffers.give(buffer.name, self._input(buffer))
-            else:
-                block = self.parts.block(holds.part)
-                on_device = buffer.tier == "device"
-                buffers.give(buffer.name, block.to(self.device) if on_device else block)
-
-    def _input(self, buffer: Buffer) -> Tensor | DiskRows:
-        """What a buffer holds of an input: as it is stored, or on the device as it is read."""
-        holds = buffer.holds
-        assert holds is not None
-        rows = self._own(holds.of, holds.part)
-        columns = slice(*(holds.columns or (None,)))
-        if holds.columns is not None:
-            rows = rows[:, columns].contiguous()
-        if buffer.tier == "disk":
-            return self._table(holds, rows)
-        if buffer.tier == "device" and holds.of == "x":
-            return self._x.decode(rows.to(self.device), columns)
-        return rows.to(self.device) if buffer.tier == "device" else rows
-
-    def _own(self, name: str, part: int) -> Tensor:
-        """A part's rows of an input, as they are stored."""
-        if name == "x":
-            return self.parts.take(self._x.stored, part, "nodes")
-        rows = self._edges[name]
-        rows = rows if isinstance(rows, Tensor) else rows.values()
-        return self.parts.take(rows, part, "edges")
-
-    def _table(self, holds: Content, rows: Tensor) -> DiskRows:
-        """An input's rows on the disk, written once for both schedules."""
-        if holds not in self._tables:
-            assert self._scratch is not None
-            width = rows.shape[1:].numel()
-            table = self._scratch.table(f"{holds}", len(rows), width, rows.dtype)
-            table.write(slice(None), rows.reshape(len(rows), width))
-            self._tables[holds] = table
-        return self._tables[holds]
 
     def train_step(self, share: Share, step: int, *, measure: bool = False) -> float:
         """The schedule up to STEP: gradients add to ``.grad``. Gives the loss.
@@ -219,7 +173,7 @@ class Staged:
         """
         with buffers_put_back(self.model), out_of_memory(self.device, "training"):
             self.model.train(True)
-            return float(self._walks[True].run(step_key(self.seed, step), share))
+            return float(self._walks[True].run(step_key(self.seed, step, self.device), share))
 
     def stop_when(self, stopped: Callable[[], bool]) -> None:
         """Ask this between the actions of a training step, and give the step up if it is so."""
@@ -279,5 +233,6 @@ class Staged:
         """Give host memory and the scratch folder back."""
         for walk in self._walks.values():
             walk.close()
+        self._given.close()
         if self._scratch is not None:
             self._scratch.close()

@@ -174,6 +174,8 @@ def resident(
                 budget_bytes=options.device_memory_bytes,
                 schedule=None if plan is None else plan.schedule,
                 prepare=options.prepare if plan is None else bool(plan.workload.prepared),
+                # A criterion of the caller's may decide anew at every step.
+                capture=options.capture and not callable(options.criterion),
             )
     if plan is not None:
         _check_stages(plan, made)

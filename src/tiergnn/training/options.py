@@ -34,6 +34,7 @@ class Options:
     eval_every: int = 1
     features: str = "auto"
     prepare: bool | None = None  # what the graph and its features decide: None, if it fits
+    capture: bool = True  # steps as one CUDA graph, where that can be
     normalize_features: str | None = None
     seed: int = 0
     device: str = "auto"

@@ -134,7 +134,8 @@ def _options(
 ) -> Options:
     if threshold(p) and key is None:
         raise ConfigError("attention dropout needs a key", hint="dropout.step_key(seed, step)")
-    return Options(slope, self_loop, threshold(p), scale(p), *(key or (0, 0)), site, head)
+    key = None if key is None else key.to(block.device)
+    return Options(slope, self_loop, threshold(p), scale(p), key, site, head)
 
 
 def _edge_rows(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -21,6 +22,7 @@ from tiergnn.kernels.attention import Options, cpu_gat, cpu_gatv2
 from tiergnn.kernels.attention.cpu_rows import Rows, cut, join_sums, num_tasks
 from tiergnn.kernels.attention.cpu_softmax import Parts, state_size
 from tiergnn.kernels.block import Block
+from tiergnn.kernels.dropout import key_words
 from tiergnn.kernels.span import Span
 from tiergnn.kernels.threads import spread
 
@@ -48,7 +50,7 @@ def gat_forward(
     outputs = cpu_gat.Outputs(Span(out_PKF), *map(Span, kept), keep=train)
     parts = _parts(rows, x.heads, x.width)
     sizes = cpu_gat.scratch(x.heads, x.width)
-    _run(cpu_gat.forward, rows, (x, options, outputs, parts), sizes, src_SK.dtype)
+    _run(cpu_gat.forward, rows, (x, _numbers(options), outputs, parts), sizes, src_SK.dtype)
     cpu_gat.forward_join(rows.num_tasks, x, outputs, parts, _doubles(sizes[2]))
     return out_PKF.to(h_SKF.dtype), state
 
@@ -74,7 +76,8 @@ def gat_backward(
     outputs = cpu_gat.Outputs(_span(out_PKF, wide), *map(Span, state), keep=True)
     stats_P4K = src_SK.new_empty(block.num_dst, 4 * heads)
     grad_dst_PK = torch.empty(dst_PK.shape, dtype=wide)
-    given = x, options, grad, outputs, Span(stats_P4K), Span(grad_dst_PK)
+    numbers = _numbers(options)
+    given = x, numbers, grad, outputs, Span(stats_P4K), Span(grad_dst_PK)
     spread(lambda first, last: cpu_gat.destinations(first, last, *given), block.num_dst)
 
     rows = _rows(block, transposed=True)
@@ -94,7 +97,7 @@ def gat_backward(
     size = score_at + simd.padded(heads)
     slots = _slots(rows, size)
     sizes = cpu_gat.scratch(heads, width)
-    given = x, options, grad, Span(stats_P4K), grads, *slots
+    given = x, numbers, grad, Span(stats_P4K), grads, *slots
     _run(cpu_gat.backward, rows, given, sizes, wide)
     total = _doubles(size)
     join_sums(rows.num_tasks, *slots, size, 0, heads, width, grads.h, total)
@@ -120,7 +123,7 @@ def gatv2_forward(
     outputs = cpu_gatv2.Outputs(Span(out_PKF), *map(Span, state))
     parts = _parts(rows, x.heads, x.width)
     sizes = cpu_gatv2.scratch(x.heads, x.width, x.attrs)
-    _run(cpu_gatv2.forward, rows, (x, options, outputs, parts), sizes, att_KF.dtype)
+    _run(cpu_gatv2.forward, rows, (x, _numbers(options), outputs, parts), sizes, att_KF.dtype)
     cpu_gatv2.forward_join(rows.num_tasks, x, outputs, parts, _doubles(sizes[2]))
     return out_PKF.to(src_SKF.dtype), state
 
@@ -146,7 +149,7 @@ def gatv2_backward(
     size = heads * simd.padded(width)
     inner_PK = (grad_PKF.to(wide) * out_PKF.to(wide)).sum(-1)
     stats_P3K = torch.cat([*state, inner_PK], 1)
-    given = x, options, _span(grad_PKF, wide), Span(stats_P3K)
+    given = x, _numbers(options), _span(grad_PKF, wide), Span(stats_P3K)
     sizes = cpu_gatv2.scratch(heads, width, x.attrs)
     total = _doubles(size)
     grad_src = grad_dst = grad_att = grad_edge = grad_weight = grad_loop = None
@@ -197,6 +200,12 @@ def _run(
 
     if rows.num_tasks:
         spread(work, rows.num_tasks)
+
+
+def _numbers(options: Options) -> Any:
+    """The options as loops take them: the key as an array of its two words."""
+    words = [0, 0] if options.key is None else key_words(options.key)
+    return options._replace(key=np.array(words))  # pyright: ignore[reportArgumentType]
 
 
 def _gat_inputs(

@@ -146,7 +146,7 @@ def keep_factors(n, heads, row, rows, options, tile):
     zero = number(tile.factor, 0)
     first, last = options.head, options.head + heads
     for quad in range(first // 4, (last + 3) // 4):
-        quad_words(tile.row_id, n, quad, options.key0, options.key1, options.site, tile.words)
+        quad_words(tile.row_id, n, quad, options.key[0], options.key[1], options.site, tile.words)
         for head in range(max(first, 4 * quad), min(last, 4 * quad + 4)):
             for t in range(n):
                 kept = tile.words[4 * t + head - 4 * quad] >= options.threshold

@@ -36,7 +36,7 @@ from tiergnn.kernels.attention.gpu_tile import (
     open_groups,
 )
 
-SCALARS = [*RANGES, "num_graph_edges", "key", "threshold", "site"]
+SCALARS = [*RANGES, "num_graph_edges", "threshold", "site"]
 
 
 @triton.jit
@@ -177,6 +177,9 @@ def forward_kernel(
     Heads of h stand PITCH numbers apart; those from F on are read, and come to nothing.
     """
     STEP: tl.constexpr = UNROLL * LANES
+    words = key
+    if DROPOUT:
+        words = tl.load(key)
     GROUPS: tl.constexpr = HEADS * WIDTH // VECTOR
     task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
     first_head, block, head, feature, of_head, in_head, leads = open_groups(
@@ -228,7 +231,7 @@ def forward_kernel(
                 gid,
                 num_graph_edges,
                 first_head,
-                key,
+                words,
                 threshold,
                 site,
                 SCALE,

@@ -197,6 +197,9 @@ def backward_kernel(
     of grad stand PITCH numbers apart; those from F on are zero.
     """
     STEP: tl.constexpr = UNROLL * LANES
+    words = key
+    if DROPOUT:
+        words = tl.load(key)
     GROUPS: tl.constexpr = HEADS * WIDTH // VECTOR
     task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
     first_head, block, head, feature, of_head, in_head, leads = open_groups(
@@ -270,7 +273,7 @@ def backward_kernel(
                 gid,
                 num_graph_edges,
                 first_head,
-                key,
+                words,
                 threshold,
                 site,
                 SCALE,

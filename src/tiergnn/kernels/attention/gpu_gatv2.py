@@ -139,6 +139,9 @@ def forward_kernel(
 ):
     """Rows of out [P, K*F] and what backward wants of them, or parts (see store_softmax)."""
     STEP: tl.constexpr = UNROLL * LANES
+    words = key
+    if DROPOUT:
+        words = tl.load(key)
     task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
     first_head, head, column, in_head, within, first_columns = open_columns(K, F, HEADS, WIDTH)
     mine, rows = own[:, None, None], target[:, None, None]
@@ -159,7 +162,7 @@ def forward_kernel(
         if DROPOUT:
             loop_row_id = loop_ids(rows, begins, gid, num_graph_edges)
             loop_factor = keep_factors(
-                loop_row_id, first_head, key, threshold, site, SCALE, SHIFT, HEADS, SUM
+                loop_row_id, first_head, words, threshold, site, SCALE, SHIFT, HEADS, SUM
             )
         best, total, acc, _steep_total, _steep_acc = absorb(
             loop_logit, here, loop_factor, loop_there, best, total, acc, total, acc, DROPOUT, False
@@ -182,7 +185,7 @@ def forward_kernel(
         if DROPOUT:
             row_id = edge_ids(at + i, live, eid)
             factor = keep_factors(
-                row_id, first_head, key, threshold, site, SCALE, SHIFT, HEADS, SUM
+                row_id, first_head, words, threshold, site, SCALE, SHIFT, HEADS, SUM
             )
         best, total, acc, _steep_total, _steep_acc = absorb(
             logit, live, factor, there, best, total, acc, total, acc, DROPOUT, False

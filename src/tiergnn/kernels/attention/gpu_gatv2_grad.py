@@ -118,6 +118,9 @@ def source_kernel(
     stats [P, 3K]: maximum, inverse, <grad, out>; position [E]: an out-edge's place in the block.
     """
     STEP: tl.constexpr = UNROLL * LANES
+    words = key
+    if DROPOUT:
+        words = tl.load(key)
     task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
     first_head, head, column, in_head, within, _first_columns = open_columns(K, F, HEADS, WIDTH)
     mine, rows = own[:, None, None], target[:, None, None]
@@ -148,7 +151,7 @@ def source_kernel(
             row_id = edge_ids(spot, live, eid)
         value, bent = _coefficients(
             logit, inner, stats, far, live, live, row_id, first_head, head, in_head,
-            key, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
+            words, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
         )  # fmt: skip
         tile = value[:, :, :, :, None] * tile
         tile += bent[:, :, :, :, None] * factor * leaky_slope(pre, SLOPE)
@@ -172,7 +175,7 @@ def source_kernel(
             row_id = loop_ids(rows, live, gid, num_graph_edges)
         value, bent = _coefficients(
             logit, inner, stats, rows, live, live, row_id, first_head, head, in_head,
-            key, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
+            words, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
         )  # fmt: skip
         tile = value[:, :, :, :, None] * tile
         tile += bent[:, :, :, :, None] * factor * leaky_slope(pre, SLOPE)
@@ -218,7 +221,7 @@ def _edge_grads(
             tl.store(grad_attr + place, share, mask=live)
 
 
-@triton.jit(do_not_specialize=[*RANGES, "num_graph_edges", "key", "threshold", "site"])
+@triton.jit(do_not_specialize=[*RANGES, "num_graph_edges", "threshold", "site"])
 def destination_kernel(
     src,
     dst,
@@ -268,6 +271,9 @@ def destination_kernel(
     grad_edge [E, D, B] and grad_loop [P, D, B]: the shares of the B blocks of columns.
     """
     STEP: tl.constexpr = UNROLL * LANES
+    words = key
+    if DROPOUT:
+        words = tl.load(key)
     first_head, head, column, in_head, within, _first_columns = open_columns(K, F, HEADS, WIDTH)
     factor = load_vector(att, column, within, HEADS)
     shared += tl.program_id(0).to(tl.int64) * ((1 + D) * K * F)
@@ -305,7 +311,7 @@ def destination_kernel(
                 row_id = edge_ids(spot, live, eid)
             _value, bent = _coefficients(
                 logit, inner, stats, rows, mine, live, row_id, first_head, head, in_head,
-                key, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
+                words, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
             )  # fmt: skip
             bent = bent[:, :, :, :, None]
             att_acc += tl.sum(tl.sum(tl.sum(bent * leaky(pre, SLOPE), 0), 0), 0)
@@ -334,7 +340,7 @@ def destination_kernel(
                 row_id = loop_ids(rows, live, gid, num_graph_edges)
             _value, bent = _coefficients(
                 logit, inner, stats, rows, live, live, row_id, first_head, head, in_head,
-                key, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
+                words, threshold, site, K, SCALE, SHIFT, DROPOUT, SUM, HEADS,
             )  # fmt: skip
             bent = bent[:, :, :, :, None]
             att_acc += tl.sum(tl.sum(tl.sum(bent * leaky(pre, SLOPE), 0), 0), 0)

@@ -149,12 +149,11 @@ def launches_of(tasks: Tasks, x: Tensor) -> Iterator[tuple[tuple[int, int], dict
 
 
 def edge_options(block: Block, options: Options, wide: torch.dtype) -> dict[str, Any]:
-    key = options.key0 | options.key1 << 32
     return {
         "eid": block.eid,
         "gid": block.dst_gid,
         "num_graph_edges": block.num_graph_edges,
-        "key": key - (key >> 63 << 64),  # as a signed number of 64 bits
+        "key": options.key if options.threshold else None,
         "threshold": options.threshold,
         "site": options.site,
         "SLOPE": options.negative_slope,

@@ -16,8 +16,7 @@ from tiergnn.kernels.block import Block
 from tiergnn.kernels.library import define
 
 _OPTIONS = (
-    "float slope, bool self_loop, int threshold, float scale, int key0, int key1, int site, "
-    "int head"
+    "float slope, bool self_loop, int threshold, float scale, Tensor? key, int site, int head"
 )
 _GAT = "Tensor h, Tensor src, Tensor dst, Tensor? edge, Tensor? loop"
 _GATV2 = "Tensor src, Tensor dst, Tensor att, Tensor? edge, Tensor? weight, Tensor? loop"
@@ -33,8 +32,7 @@ class Options(NamedTuple):
     self_loop: bool
     threshold: int
     scale: float
-    key0: int
-    key1: int
+    key: Tensor | None
     site: int
     head: int
 
@@ -80,7 +78,7 @@ def _nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _gat(handle: int, *given: Any) -> tuple[Tensor, ...]:
-    tensors, options, train, name = given[:5], Options(*given[5:13]), given[13], given[14]
+    tensors, options, train, name = given[:5], Options(*given[5:12]), given[12], given[13]
     module = backend.load("attention", name)
     out, state = module.gat_forward(Block.by_handle(handle), *tensors, options, train=train)
     return out, *(state or (out.new_empty(0) for _ in range(4)))
@@ -96,7 +94,7 @@ def _gat_fake(handle: int, h_SKF: Tensor, src_SK: Tensor, dst_PK: Tensor, *rest:
 
 
 def _gat_keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.block, ctx.options = Block.by_handle(inputs[0]), (*inputs[6:14], inputs[15])
+    ctx.block, ctx.options = Block.by_handle(inputs[0]), (*inputs[6:13], inputs[14])
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # of what is kept: zeros as large as it
     ctx.save_for_backward(*inputs[1:6], *output)
@@ -108,7 +106,7 @@ def _gat_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     tensors, outputs = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
     needs = ctx.needs_input_grad[1:6]
     grads = _gat_grad_op(ctx.block.handle, grad, *outputs, *tensors, list(needs), *ctx.options)
-    return None, *_asked(needs, grads), *(None,) * 10
+    return None, *_asked(needs, grads), *(None,) * 9
 
 
 gat_op = define(
@@ -131,7 +129,7 @@ def _gat_grad(handle: int, grad_PKF: Tensor, out_PKF: Tensor, *given: Any) -> li
         out_PKF,
         state,
         *tensors,
-        Options(*given[10:18]),
+        Options(*given[10:17]),
         tuple(needs),
     )
     return _outputs(tensors, needs, grads)
@@ -154,7 +152,7 @@ _gat_grad_op = define(
 
 def _gatv2(handle: int, *given: Any) -> tuple[Tensor, ...]:
     module = backend.load("attention", given[-1])
-    block, options = Block.by_handle(handle), Options(*given[6:14])
+    block, options = Block.by_handle(handle), Options(*given[6:13])
     out, state = module.gatv2_forward(block, *given[:6], options)
     return out, *state
 
@@ -177,7 +175,7 @@ def _gatv2_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     tensors, outputs = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
     needs = ctx.needs_input_grad[1:7]
     grads = _gatv2_grad_op(ctx.block.handle, grad, *outputs, *tensors, list(needs), *ctx.options)
-    return None, *_asked(needs, grads), *(None,) * 9
+    return None, *_asked(needs, grads), *(None,) * 8
 
 
 gatv2_op = define(
@@ -199,7 +197,7 @@ def _gatv2_grad(handle: int, grad_PKF: Tensor, out_PKF: Tensor, *given: Any) -> 
         out_PKF,
         state,
         *tensors,
-        Options(*given[9:17]),
+        Options(*given[9:16]),
         tuple(needs),
     )
     return _outputs(tensors, needs, grads)

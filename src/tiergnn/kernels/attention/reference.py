@@ -113,8 +113,8 @@ def _weighted_sum(
     total_PK = torch.zeros_like(max_PK).index_add(0, edges.dst, exp_LK)
     alpha_LK = exp_LK / (total_PK + 1e-16)[edges.dst]
     if options.threshold:
-        columns, key = options.head + alpha_LK.shape[1], (options.key0, options.key1)
-        kept = keep_mask(edges.row_id, columns, options.threshold, key, options.site)
+        columns = options.head + alpha_LK.shape[1]
+        kept = keep_mask(edges.row_id, columns, options.threshold, options.key, options.site)
         alpha_LK = torch.where(kept[:, options.head :], alpha_LK * options.scale, 0.0)
     message_LKF = alpha_LK[..., None] * x_SKF.to(alpha_LK.dtype)[edges.src]
     out_PKF = message_LKF.new_zeros(block.num_dst, *x_SKF.shape[1:])

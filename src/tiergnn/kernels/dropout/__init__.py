@@ -18,11 +18,13 @@ from tiergnn.kernels.dropout.reference import (
 )
 from tiergnn.kernels.library import define
 
-Key = tuple[int, int]
+Key = Tensor  # int64 [1], beside what is dropped: see ``step_key``
 _WORD = 0xFFFFFFFF
 
 
-def philox_words(counter: tuple[int, int, int, int], key: Key) -> tuple[int, int, int, int]:
+def philox_words(
+    counter: tuple[int, int, int, int], key: tuple[int, int]
+) -> tuple[int, int, int, int]:
     """Philox 4x32-10 of one counter, in Python integers."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -33,13 +35,27 @@ def philox_words(counter: tuple[int, int, int, int], key: Key) -> tuple[int, int
     return c0, c1, c2, c3
 
 
-def step_key(seed: int, step: int) -> Key:
-    """Two uint32 words: the key of every dropout of one training step.
+def step_key(seed: int, step: int, device: torch.device | str = "cpu") -> Key:
+    """int64 [1]: the key of every dropout of one training step, two words of 32 bits, low first.
 
-    Words 0 and 1 of Philox at counter ``step`` (64 bits) under key ``seed`` (64 bits).
+    Words 0 and 1 of Philox at counter ``step`` (64 bits) under key ``seed`` (64 bits). In memory
+    of the device, so that a step that was recorded can be run again under another key.
     """
     counter = (step & _WORD, (step >> 32) & _WORD, 0, 0)
-    return philox_words(counter, (seed & _WORD, (seed >> 32) & _WORD))[:2]
+    low, high, *_ = philox_words(counter, (seed & _WORD, (seed >> 32) & _WORD))
+    return make_key(low, high).to(device)
+
+
+def key_words(key: Key) -> tuple[int, int]:
+    """The two words of a key; waits for its device."""
+    words = int(key)
+    return words & _WORD, (words >> 32) & _WORD
+
+
+def make_key(low: int, high: int) -> Key:
+    """The key of two words."""
+    words = low | high << 32
+    return torch.tensor([words - (words >> 63 << 64)])  # as a signed number of 64 bits
 
 
 def threshold(p: float) -> int:
@@ -54,11 +70,9 @@ def scale(p: float) -> float:
     return 0.0 if p == 1.0 else 1.0 / (1.0 - p)
 
 
-def _run(
-    x_ND: Tensor, gid_N: Tensor | None, p: float, key0: int, key1: int, site: int, name: str
-) -> Tensor:
+def _run(x_ND: Tensor, gid_N: Tensor | None, p: float, key: Tensor, site: int, name: str) -> Tensor:
     module = backend.load("dropout", name)
-    return module.dropout(x_ND, gid_N, threshold(p), scale(p), key0, key1, site)
+    return module.dropout(x_ND, gid_N, threshold(p), scale(p), key, site)
 
 
 def _fake(x_ND: Tensor, *options: Any) -> Tensor:
@@ -66,19 +80,19 @@ def _fake(x_ND: Tensor, *options: Any) -> Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, gid_N, *ctx.options = inputs
-    ctx.save_for_backward(gid_N)
+    _, gid_N, ctx.p, key, *ctx.place = inputs
+    ctx.save_for_backward(gid_N, key)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Dropout is linear: the same call on the gradient, so that no mask is stored."""
-    (gid_N,) = ctx.saved_tensors
-    return _op(grad, gid_N, *ctx.options), None, None, None, None, None, None
+    gid_N, key = ctx.saved_tensors
+    return _op(grad, gid_N, ctx.p, key, *ctx.place), None, None, None, None, None
 
 
 _op = define(
     "dropout",
-    "(Tensor x, Tensor? gid, float p, int key0, int key1, int site, str backend) -> Tensor",
+    "(Tensor x, Tensor? gid, float p, Tensor key, int site, str backend) -> Tensor",
     run=_run,
     fake=_fake,
     keep=_keep,
@@ -103,4 +117,4 @@ def dropout(x_ND: Tensor, p: float, key: Key, site: int, gid: Tensor | None = No
         return x_ND
     flat = x_ND.reshape(x_ND.shape[0], -1) if x_ND.numel() else x_ND.reshape(x_ND.shape[0], 0)
     name = backend.choose(x_ND.device)
-    return _op(flat, gid, p, *key, site, name).reshape(x_ND.shape)
+    return _op(flat, gid, p, key.to(x_ND.device), site, name).reshape(x_ND.shape)

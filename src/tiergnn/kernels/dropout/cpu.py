@@ -103,8 +103,7 @@ def dropout(
     gid_N: Tensor | None,
     threshold: int,
     scale: float,
-    key0: int,
-    key1: int,
+    key: Tensor,
     site: int,
 ) -> Tensor:
     """As the reference."""
@@ -115,7 +114,7 @@ def dropout(
     if not out.numel():
         return out
     gid = None if gid_N is None else gid_N.contiguous().numpy()
-    key = np.uint64(key0 | key1 << 32)
+    words = np.uint64(int(key) % 2**64)
     factor = np.float64(scale) if x.dtype == torch.float64 else np.float32(scale)
     pieces = [
         (tile, count, at // 4, *Columns.of(x, at), *Columns.of(out, at))
@@ -124,7 +123,7 @@ def dropout(
 
     def work(first: int, last: int) -> None:
         for piece in pieces:
-            _dropout_kernel(first, last, *piece, gid, threshold, factor, key, site)
+            _dropout_kernel(first, last, *piece, gid, threshold, factor, words, site)
 
     spread(work, x.shape[0])
     return out

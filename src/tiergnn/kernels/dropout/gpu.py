@@ -20,7 +20,7 @@ _QUADS = 256  # groups of four columns of a program
 _WIDEST = 64  # of them in a row
 
 
-@triton.jit(do_not_specialize=["num_rows", "scale_bits", "threshold", "key", "site"])
+@triton.jit(do_not_specialize=["num_rows", "scale_bits", "threshold", "site"])
 def dropout_kernel(
     x,
     gid,
@@ -50,7 +50,7 @@ def dropout_kernel(
     low = zero + (row_id & 0xFFFFFFFF).to(tl.uint32)[:, None]
     high = zero + ((row_id >> 32) & 0xFFFFFFFF).to(tl.uint32)[:, None]
     place = zero + quad.to(tl.uint32)[None, :]
-    a, b, c, d = tl.philox(key, low, high, place, zero + site.to(tl.uint32))
+    a, b, c, d = tl.philox(tl.load(key), low, high, place, zero + site.to(tl.uint32))
     word = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))  # a b c d, a b c d ...
     column = tl.program_id(1) * QUADS * 4 + tl.arange(0, QUADS * 4)
     mask = own[:, None] & (column < COLUMNS)[None, :]
@@ -69,8 +69,7 @@ def dropout(
     gid_N: Tensor | None,
     threshold: int,
     scale: float,
-    key0: int,
-    key1: int,
+    key: Tensor,
     site: int,
 ) -> Tensor:
     """As the reference; reads and writes every element once."""
@@ -81,7 +80,6 @@ def dropout(
     columns = x.shape[1]
     quads = min(power_of_two(triton.cdiv(columns, 4)), _WIDEST)
     rows = _QUADS // quads
-    key = key0 | key1 << 32
     given = {
         "x": x,
         "gid": None if gid_N is None else gid_N.contiguous(),
@@ -89,7 +87,7 @@ def dropout(
         "num_rows": x.shape[0],
         "scale_bits": struct.unpack("<q", struct.pack("<d", scale or 1.0))[0],  # see the kernel
         "threshold": threshold,
-        "key": key - (key >> 63 << 64),  # as a signed number of 64 bits
+        "key": key,
         "site": site,
         "STRIDE": x.stride(0),
         "COLUMNS": columns,

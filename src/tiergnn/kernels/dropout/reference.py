@@ -5,6 +5,8 @@ Legend: N rows, D columns.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,9 +25,12 @@ def _multiply(a: Tensor, constant: int) -> tuple[Tensor, Tensor]:
 
 
 def philox(
-    c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, key: tuple[int, int]
+    c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, key: tuple[Any, Any]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four words of Philox 4x32-10 for counters of int64 tensors holding uint32; broadcasts."""
+    """The four words of Philox 4x32-10 for counters of int64 tensors holding uint32; broadcasts.
+
+    ``key``: its two words, likewise or as integers.
+    """
     k0, k1 = key
     for _ in range(ROUNDS):
         high_0, low_0 = _multiply(c0, MULTIPLIER_0)
@@ -35,17 +40,16 @@ def philox(
     return c0, c1, c2, c3
 
 
-def words(gid_N: Tensor, num_columns: int, key: tuple[int, int], site: int) -> Tensor:
+def words(gid_N: Tensor, num_columns: int, key: Tensor, site: int) -> Tensor:
     """int64 [N, D] holding the uint32 word of every (row id, column)."""
     quads = torch.arange((num_columns + 3) // 4, device=gid_N.device)[None, :]
     row = gid_N.long()[:, None]
-    four = philox(row & _WORD, (row >> 32) & _WORD, quads, torch.full_like(quads, site), key)
+    two = key & _WORD, (key >> 32) & _WORD
+    four = philox(row & _WORD, (row >> 32) & _WORD, quads, torch.full_like(quads, site), two)
     return torch.stack(torch.broadcast_tensors(*four), dim=2).flatten(1)[:, :num_columns]
 
 
-def keep_mask(
-    gid_N: Tensor, num_columns: int, threshold: int, key: tuple[int, int], site: int
-) -> Tensor:
+def keep_mask(gid_N: Tensor, num_columns: int, threshold: int, key: Tensor, site: int) -> Tensor:
     """bool [N, D]: where the word is at least ``threshold``."""
     return words(gid_N, num_columns, key, site) >= threshold
 
@@ -55,12 +59,11 @@ def dropout(
     gid_N: Tensor | None,
     threshold: int,
     scale: float,
-    key0: int,
-    key1: int,
+    key: Tensor,
     site: int,
 ) -> Tensor:
     """x * scale where the element is kept, else 0; multiplied in float32 (float64 for float64)."""
     gid_N = torch.arange(x_ND.shape[0], device=x_ND.device) if gid_N is None else gid_N
-    keep = keep_mask(gid_N, x_ND.shape[1], threshold, (key0, key1), site)
+    keep = keep_mask(gid_N, x_ND.shape[1], threshold, key, site)
     wide = x_ND.double() if x_ND.dtype == torch.float64 else x_ND.float()
     return torch.where(keep, wide * scale, torch.zeros_like(wide)).to(x_ND.dtype)

@@ -23,13 +23,13 @@ _TERMS = (
     "Tensor? other, Tensor? loop, Tensor? scale, Tensor? shift, Tensor? gain, Tensor? bias, "
     "Tensor? post, Tensor? gid"
 )
-_OPTIONS = "str act, float slope, float p, int key0, int key1, int site"
-_NUM_TERMS, _NUM_OPTIONS = 8, 6
+_OPTIONS = "str act, float slope, float p, Tensor? key, int site"
+_NUM_TERMS, _NUM_OPTIONS = 8, 5
 _ALL_DROPPED = 2**32
 
 
-def _options(act: str, slope: float, p: float, key0: int, key1: int, site: int) -> Options:
-    return Options(act, slope, threshold(p), kept_factor(p), key0, key1, site)
+def _options(act: str, slope: float, p: float, key: Tensor | None, site: int) -> Options:
+    return Options(act, slope, threshold(p), kept_factor(p), key, site)
 
 
 def _run(x_PD: Tensor, *given: Any) -> Tensor:
@@ -152,7 +152,7 @@ def epilogue(
     act: str = "none",
     slope: float = 0.0,
     p: float = 0.0,
-    key: Key = (0, 0),
+    key: Key | None = None,
     site: int = 0,
     gid: Tensor | None = None,
     post: Tensor | None = None,
@@ -187,9 +187,15 @@ def epilogue(
         None if last is not None else _flat(post, dtype),
         gid,
     )
-    keyed = (0.0, 0, 0, 0) if dropped or threshold(p) == 0 else (p, *key, site)
-    out = _op(x_PD, *given, act, slope, *keyed, backend.choose(x_PD.device))
-    out = dropout(out, p, key, site, gid) if dropped else out
+    drops = 0.0, None, 0
+    if threshold(p):
+        if key is None:
+            raise ConfigError("dropout needs a key", hint="dropout.step_key(seed, step)")
+        key = key.to(x_PD.device)
+        drops = drops if dropped else (p, key, site)
+    out = _op(x_PD, *given, act, slope, *drops, backend.choose(x_PD.device))
+    if dropped and key is not None:
+        out = dropout(out, p, key, site, gid)
     return out if last is None else (out * last).to(out.dtype)
 
 

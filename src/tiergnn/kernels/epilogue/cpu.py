@@ -292,7 +292,7 @@ def _given(
         slope=real(options.slope),
         threshold=options.threshold,
         factor=real(options.factor),
-        key=np.uint64(options.key0 | options.key1 << 32),
+        key=np.uint64(0 if options.key is None else int(options.key) % 2**64),
         site=options.site,
     )
     gid = None if terms.gid is None else terms.gid.contiguous().numpy()

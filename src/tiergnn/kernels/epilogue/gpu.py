@@ -91,7 +91,6 @@ def _given(shape: torch.Size, dtype: torch.dtype, terms: Terms, options: Options
     """What both kernels take of the terms, the options and the shape of a tile."""
     num_rows, columns = shape
     rows, quads = _tile(columns)
-    key = options.key0 | options.key1 << 32
     given: dict[str, Any] = _rows(other=terms.other)
     for name in ("loop", "scale", "post"):
         number = getattr(terms, name)
@@ -104,7 +103,7 @@ def _given(shape: torch.Size, dtype: torch.dtype, terms: Terms, options: Options
         "num_rows": num_rows,
         "factor_bits": struct.unpack("<q", struct.pack("<d", options.factor))[0],
         "threshold": options.threshold,
-        "key": key - (key >> 63 << 64),  # as a signed number of 64 bits
+        "key": options.key,
         "site": options.site,
         "ACT": ACTS.index(options.act),
         "SLOPE": float(options.slope),

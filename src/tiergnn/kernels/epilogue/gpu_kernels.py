@@ -75,12 +75,12 @@ def _kept(gid, row, own, threshold, key, site, first, ROWS: tl.constexpr, QUADS:
     low = zero + (row_id & 0xFFFFFFFF).to(tl.uint32)[:, None]
     high = zero + ((row_id >> 32) & 0xFFFFFFFF).to(tl.uint32)[:, None]
     place = zero + (first + tl.arange(0, QUADS)).to(tl.uint32)[None, :]
-    a, b, c, d = tl.philox(key, low, high, place, zero + site.to(tl.uint32))
+    a, b, c, d = tl.philox(tl.load(key), low, high, place, zero + site.to(tl.uint32))
     word = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))  # a b c d, a b c d ...
     return word.to(tl.int64) >= threshold
 
 
-@triton.jit(do_not_specialize=["num_rows", "factor_bits", "threshold", "key", "site"])
+@triton.jit(do_not_specialize=["num_rows", "factor_bits", "threshold", "site"])
 def epilogue_kernel(
     x,
     other,
@@ -140,7 +140,7 @@ def epilogue_kernel(
     tl.store(to, value.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows", "factor_bits", "threshold", "key", "site"])
+@triton.jit(do_not_specialize=["num_rows", "factor_bits", "threshold", "site"])
 def epilogue_grad_kernel(
     grad,
     out,

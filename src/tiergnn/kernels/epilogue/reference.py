@@ -38,8 +38,7 @@ class Options(NamedTuple):
     slope: float  # of leaky_relu below 0; elu's alpha
     threshold: int  # of words that are kept; 0: no dropout
     factor: float  # of what is kept; 1 without dropout
-    key0: int
-    key1: int
+    key: Tensor | None
     site: int
 
 
@@ -127,5 +126,5 @@ def _before_gain(x_PD: Tensor, terms: Terms) -> Tensor:
 def _kept(rows_PD: Tensor, terms: Terms, options: Options) -> Tensor:
     gid = terms.gid
     gid = torch.arange(rows_PD.shape[0], device=rows_PD.device) if gid is None else gid
-    key = options.key0, options.key1
-    return keep_mask(gid, rows_PD.shape[1], options.threshold, key, options.site)
+    assert options.key is not None
+    return keep_mask(gid, rows_PD.shape[1], options.threshold, options.key, options.site)
