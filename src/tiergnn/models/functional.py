@@ -318,10 +318,10 @@ def edge_ones(block: Block, *, dtype: torch.dtype) -> Tensor:
     return torch.ones(block.num_edges, dtype=dtype, device=block.device)
 
 
-def draw_key(p: float) -> Key:
+def draw_key(p: float) -> Key | None:
     """A key from torch's generator, for layers that are called outside a traced model."""
     if p == 0:
-        return make_key(0, 0)
+        return None
     return make_key(*torch.randint(2**32, (2,)).tolist())
 
 

@@ -100,7 +100,9 @@ _op = define(
 )
 
 
-def dropout(x_ND: Tensor, p: float, key: Key, site: int, gid: Tensor | None = None) -> Tensor:
+def dropout(
+    x_ND: Tensor, p: float, key: Key | None, site: int, gid: Tensor | None = None
+) -> Tensor:
     """Zero each element of x with probability p and divide the others by 1 - p.
 
     x [N, ...] of any float dtype; trailing dimensions count as flattened columns. ``key`` comes
@@ -115,6 +117,8 @@ def dropout(x_ND: Tensor, p: float, key: Key, site: int, gid: Tensor | None = No
         raise ConfigError(f"row ids need int64 [{x_ND.shape[0]}], have {kind} {list(gid.shape)}")
     if threshold(p) == 0:
         return x_ND
+    if key is None:
+        raise ConfigError("dropout needs a key", hint="dropout.step_key(seed, step)")
     flat = x_ND.reshape(x_ND.shape[0], -1) if x_ND.numel() else x_ND.reshape(x_ND.shape[0], 0)
     name = backend.choose(x_ND.device)
     return _op(flat, gid, p, key.to(x_ND.device), site, name).reshape(x_ND.shape)
