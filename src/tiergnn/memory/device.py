@@ -73,6 +73,10 @@ class Arena:
             self._peak_bytes = max(self._peak_bytes, self._held_bytes)
         return self._memory[place.offset : place.offset + place.num_bytes]
 
+    def waits_for(self, name: str) -> tuple[str, ...]:
+        """Those who had a buffer's place last."""
+        return self._place(name).waits_for
+
     def rows(self, name: str, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
         """A reserved buffer as a tensor [num_rows, width]; it may be smaller than its buffer."""
         place = self._place(name)

@@ -21,6 +21,7 @@ from tiergnn.memory.pinning import process_pinning
 from tiergnn.memory.scratch import Scratch
 from tiergnn.memory.store import RowStore
 from tiergnn.models.stages import Rows
+from tiergnn.runtime.pending import Pending
 from tiergnn.runtime.shared_rows import SharedRows
 from tiergnn.schedule.actions import Buffer, Op
 from tiergnn.schedule.contents import Content, What
@@ -70,6 +71,7 @@ class Buffers:
         self.peak_bytes = dict(self._start)
         self._lives = _lives(schedule, rank)
         self._arena: Arena | None = None
+        self._pending = Pending() if device.type == "cuda" else None
 
     def _given_bytes(self, tier: str) -> int:
         given = [b for b in self._schedule.buffers if b.given and b.rank == self._rank]
@@ -77,6 +79,7 @@ class Buffers:
 
     def begin(self) -> None:
         """A new step: nothing is held but what is given."""
+        self._settle()
         with self._lock:
             self._values = {}
             self._held = dict(self._start)
@@ -87,12 +90,24 @@ class Buffers:
             fits = room is None or layout.num_bytes + self._start["host"] <= room
             if layout.num_bytes and fits:
                 self._arena = Arena(layout, capacity_bytes=layout.num_bytes)
-                process_pinning().pin(self._arena.memory)
+                self._pin(self._arena)
         else:
             self._arena.restart()
 
+    def _settle(self) -> None:
+        """Wait for a GPU that may still read and write in what was given back."""
+        if self._pending is not None:
+            torch.cuda.synchronize(self.device)
+            self._pending.clear()
+
+    def _pin(self, arena: Arena) -> None:
+        if self._pending is not None:
+            arena.memory.zero_()  # its pages come in all threads, before they come in one
+        process_pinning().pin(arena.memory)
+
     def abandon(self) -> None:
         """After a failure: let go of everything but what is given."""
+        self._settle()
         with self._lock:
             values, self._values = self._values, {}
         for value in values.values():
@@ -164,8 +179,13 @@ class Buffers:
                     culprit=str(buffer),
                     hint="a schedule that check() has proved for this machine",
                 )
+            if buffer.tier == "device" and self._pending is not None and room is not None:
+                self._pending.make_room(room - held)
             if buffer.tier == "host" and self._arena is not None and not buffer.lasting:
                 self._arena.reserve(name)
+                if self._pending is not None:
+                    for before in self._arena.waits_for(name):
+                        self._pending.await_vacant(before)
 
     def release(self, names: Iterable[str]) -> None:
         for name in names:
@@ -175,8 +195,21 @@ class Buffers:
                 self._held[buffer.tier] -= buffer.num_bytes
             if isinstance(value, RowStore):
                 value.close()
+            if self._pending is not None:
+                self._leave(buffer, value)
             if buffer.tier == "host" and self._arena is not None and not buffer.lasting:
                 self._arena.release(name)
+
+    def _leave(self, buffer: Buffer, value: Any) -> None:
+        """What a GPU is done with when the current stream has come so far: who releases comes
+        after all who use."""
+        assert self._pending is not None
+        if buffer.tier == "host":
+            self._pending.vacate(buffer.name)
+        elif buffer.tier == "device":
+            self._pending.leave(buffer.num_bytes)
+            if isinstance(value, Tensor) and value.device.type == "cuda":
+                value.record_stream(torch.cuda.current_stream(value.device))
 
     # Content
 
@@ -184,10 +217,7 @@ class Buffers:
         """What a buffer holds: rows as a tensor or, on the disk, a table of them."""
         if self._of[name].rank != self._rank:
             return self._of_shared(name)
-        value = self._values[name] if name in self._values else self._given[name]
-        if isinstance(value, Tensor) and value.device.type == "cuda":
-            value.record_stream(torch.cuda.current_stream(value.device))
-        return value
+        return self._values[name] if name in self._values else self._given[name]
 
     def there(self, name: str) -> bool:
         """Whether a buffer was written."""

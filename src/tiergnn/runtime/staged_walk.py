@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -117,6 +118,8 @@ class StagedWalk:
         self.stopped: Callable[[], bool] = lambda: False  # asked before every action
         self._spans: list[Span] = []
         self._ends: dict[int, torch.cuda.Event] = {}
+        self._starts: dict[int, torch.cuda.Event] = {}
+        self._begun: torch.cuda.Event | None = None  # with the clock at 0
 
     def run(self, key: Key | None, share: Share | None) -> Tensor:
         """Everything before STEP; the loss. Gradients of parameters are added to their ``.grad``.
@@ -124,9 +127,12 @@ class StagedWalk:
         A failure, Ctrl-C among them, leaves nothing held and no lane at work, and says where in the
         schedule it happened.
         """
-        self._spans, self._ends = [], {}
+        self._spans, self._ends, self._starts = [], {}, {}
         self._visits.begin(key, share)
         self._buffers.begin()
+        if self._buffers.device.type == "cuda":
+            self._begun = _event()
+            self._begun.synchronize()
         begun = time.perf_counter()
         try:
             with Lanes(self._lanes, on_error=self._fail) as lanes:
@@ -164,11 +170,13 @@ class StagedWalk:
             self._do(action, begun)
 
     def _do(self, action: Action, begun: float) -> None:
+        stream = self._streams.get(str(action.lane))
+        self._await(action, stream)
         start_s = time.perf_counter()
         try:
             if self._watch is not None:
                 self._watch.at(action)
-            moved = self._queue(action)
+            moved = self._queue(action, stream)
         except Exception as error:
             if not isinstance(error, TiergnnError):
                 error.add_note(around(self.schedule, action.index))
@@ -185,34 +193,48 @@ class StagedWalk:
             )
         )
 
-    def _queue(self, action: Action) -> int:
+    def _await(self, action: Action, stream: torch.cuda.Stream | None) -> None:
+        """Have a lane's stream, or a lane that works on host memory, wait for what was queued."""
+        if self._buffers.device.type != "cuda":
+            return
+        for end in (self._ends[i] for i in action.after if i in self._ends):
+            if action.lane in _HOST_LANES:
+                end.synchronize()
+            else:
+                end.wait(stream)
+
+    def _queue(self, action: Action, stream: torch.cuda.Stream | None) -> int:
         """Do an action, or queue it on its lane's stream; gives the bytes that it moves."""
         if self._buffers.device.type != "cuda":
             return self._does[action.op](action) or 0
-        stream = self._streams.get(str(action.lane))
-        waits = [self._ends[i] for i in action.after if i in self._ends]
         with nullcontext() if stream is None else torch.cuda.stream(stream):
-            for end in waits:
-                if action.lane in _HOST_LANES:
-                    end.synchronize()
-                else:
-                    end.wait()
+            self._starts[action.index] = _event()
             moved = self._does[action.op](action) or 0
-            end = torch.cuda.Event()
-            end.record()
-        self._ends[action.index] = end
+            self._ends[action.index] = _event()
         return moved
 
     def timeline(self) -> Timeline | None:
-        """When each action of the last step ran; on a GPU, when it was queued."""
+        """When each action of the last step ran; of a GPU, by its events."""
         if not self._spans:
             return None
         peaks = self._buffers.peak_bytes
+        spans = map(self._as_run, self._spans)
         return Timeline(
             source="measured",
-            spans=tuple(sorted(self._spans, key=lambda span: span.index)),
+            spans=tuple(sorted(spans, key=lambda span: span.index)),
             peak_bytes=tuple((self._rank, tier, num_bytes) for tier, num_bytes in peaks.items()),
         )
+
+    def _as_run(self, span: Span) -> Span:
+        """Its time on the GPU, where that does what was queued."""
+        if self._begun is None or span.lane in _HOST_LANES:
+            return span
+        self._ends[span.index].synchronize()
+        start_s, end_s = (
+            self._begun.elapsed_time(events[span.index]) / 1000
+            for events in (self._starts, self._ends)
+        )
+        return replace(span, start_s=start_s, end_s=end_s)
 
     def answers(self) -> list[Tensor]:
         """The lasting rows that the last step left, by parts."""
@@ -235,6 +257,13 @@ class StagedWalk:
     def update(self, move: Callable[[], Any]) -> None:
         """The schedule's STEP: ``move()`` has the optimizer move the parameters."""
         move()
+
+
+def _event() -> torch.cuda.Event:
+    """Recorded on the current stream."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def peaks_of(walks: Iterable[StagedWalk], device: torch.device) -> dict[str, int]:

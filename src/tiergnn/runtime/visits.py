@@ -69,7 +69,7 @@ class Visits:
                 block = self._buffers.get(name)
                 if holds.part == action.part or isinstance(self._parts, Parts):
                     return block
-                return block.rows(*self._parts.rows(action.part))
+                return block.rows(*self._parts.rows(action.part), self._parts.edges(action.part))
         raise AssertionError(str(action))
 
     def _stage(self, action: Action) -> Stage:

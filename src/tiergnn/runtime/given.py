@@ -1,0 +1,111 @@
+"""Given: what is there before the first action of every step: a graph's rows and edges, by tiers.
+
+The schedules of a run share it. Host memory is pinned where a GPU is there.
+
+Legend: V nodes, E edges, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tiergnn.kernels.block import Block
+from tiergnn.memory.disk import DiskRows
+from tiergnn.memory.pinning import page_bytes, process_pinning
+from tiergnn.memory.scratch import Scratch
+from tiergnn.runtime.buffers import Buffers
+from tiergnn.runtime.parts import Parts, moved
+from tiergnn.runtime.rows import Rows
+from tiergnn.runtime.whole import Whole
+from tiergnn.schedule.actions import Buffer
+from tiergnn.schedule.contents import Content, What
+from tiergnn.schedule.schedule import Schedule
+
+
+class Given:
+    """``x`` and ``edges`` are the graph's rows, by the names of inputs; ``scratch`` the folder for
+    what lies on the disk."""
+
+    def __init__(
+        self,
+        x: Rows,
+        edges: Mapping[str, Rows | Tensor],
+        parts: Parts | Whole,
+        device: torch.device,
+        scratch: Scratch | None,
+    ):
+        self._x, self._edges, self._parts = x, edges, parts
+        self._device, self._scratch = device, scratch
+        self._rows: dict[tuple[Content, str], Tensor | DiskRows] = {}
+        self._blocks: dict[int, Block] = {}  # of the device
+        self._pinned: list[Tensor] = []
+
+    def fill(self, schedule: Schedule, buffers: Buffers) -> None:
+        """Give a schedule's buffers what they hold. Out-edges are made before activations are
+        there, and in host memory, since sorting them takes several times their bytes."""
+        given = [(b, b.holds) for b in schedule.buffers if b.given and b.holds is not None]
+        for buffer, holds in given:
+            if holds.what is What.OUT_EDGES and self._device.type == "cuda":
+                _ = self._parts.block(holds.part).transposed
+        for buffer, holds in given:
+            if holds.what is What.ROWS:
+                key = holds, buffer.tier
+                if key not in self._rows:
+                    self._rows[key] = self._input(buffer, holds)
+                buffers.give(buffer.name, self._rows[key])
+            else:
+                buffers.give(buffer.name, self._block(holds.part, buffer.tier))
+
+    def _block(self, part: int, tier: str) -> Block:
+        block = self._parts.block(part)
+        if tier != "device" or self._device == block.device:
+            return block
+        if part not in self._blocks:
+            self._blocks[part] = moved(block, self._device)
+        return self._blocks[part]
+
+    def _input(self, buffer: Buffer, holds: Content) -> Tensor | DiskRows:
+        """What a buffer holds of an input: as it is stored, or on the device as it is read."""
+        rows = self._own(holds.of, holds.part)
+        columns = slice(*(holds.columns or (None,)))
+        if holds.columns is not None:
+            rows = rows[:, columns]
+        if buffer.tier == "device":
+            rows = rows.to(self._device)
+            return self._x.decode(rows, columns) if holds.of == "x" else rows
+        if buffer.tier == "disk":
+            return self._table(holds, rows)
+        return self._in_host(rows)
+
+    def _in_host(self, rows: Tensor) -> Tensor:
+        if self._device.type != "cuda" or not rows.numel():
+            return rows.contiguous()
+        memory = page_bytes(rows.numel() * rows.element_size())
+        there = memory.view(rows.dtype).view(rows.shape).copy_(rows)
+        process_pinning().pin(memory)
+        self._pinned.append(memory)
+        return there
+
+    def _own(self, name: str, part: int) -> Tensor:
+        """A part's rows of an input, as they are stored."""
+        if name == "x":
+            return self._parts.take(self._x.stored, part, "nodes")
+        rows = self._edges[name]
+        rows = rows if isinstance(rows, Tensor) else rows.values()
+        return self._parts.take(rows, part, "edges")
+
+    def _table(self, holds: Content, rows: Tensor) -> DiskRows:
+        """An input's rows on the disk."""
+        assert self._scratch is not None
+        width = rows.shape[1:].numel()
+        table = self._scratch.table(f"{holds}", len(rows), width, rows.dtype)
+        table.write(slice(None), rows.reshape(len(rows), width))
+        return table
+
+    def close(self) -> None:
+        """Give pinned memory back."""
+        while self._pinned:
+            process_pinning().unpin(self._pinned.pop())
