@@ -1,9 +1,12 @@
 """How near plans come: bytes and seconds of resident runs, predicted and measured, in one table.
 
-Bytes are those of torch's allocator (tests/models/held.py), large outputs among them. Seconds are
-medians of steps, predicted by the rates of this machine alone and again with the constants that
-were fitted to the other models' steps of the same table (leave one model out), so that no step is
-predicted from itself.
+Bytes are those of torch's allocator (on the CPU by its profiler, tests/models/held.py, large
+outputs among them). Seconds are medians of steps, predicted by the rates of this machine alone,
+probed in the same run, and again with the constants that were fitted to the other models' steps of
+the same table (leave one model out), so that no step is predicted from itself.
+
+Every cell is kept in a file as it is measured (--cells): what is there is not measured again, so
+the table can be made in pieces; --only-table makes it again from what there is.
 """
 
 from __future__ import annotations
@@ -11,151 +14,144 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from plan_cells import (
+    MODELS,
+    Cell,
+    Cells,
+    bytes_of,
+    graph_of,
+    schedule_of,
+    time_steps,
+    works_of,
+)
 from provenance import RESULTS, ROOT, provenance
-
-sys.path.append(str(ROOT))
-from tests.models.held import measured, predicted, trainer_of, workloads
-from tests.models.test_meter import graph_of
-
-from tiergnn.graph.csr import Graph
+from tiergnn import frozen
 from tiergnn.graph.shape import shape_of
 from tiergnn.hardware.measure import measure
-from tiergnn.kernels import memory
-from tiergnn.models import zoo
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.fit import fit
 from tiergnn.planner.simulate import simulate
-from tiergnn.planner.strategies import resident
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
-from tiergnn.training.options import Options
 
-SIZES = ((100_000, 1_000_000), (300_000, 4_000_000), (1_000_000, 10_000_000))
-MODELS = ("gcn", "sage", "gat", "gin")
-WIDTH, CLASSES = 64, 16
+Key = tuple[str, int]  # model, layers
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One model's measured step: what was planned, when its actions ran, seconds of whole steps."""
-
-    model: str
-    row: dict[str, Any]
-    schedule: Schedule
-    timeline: Timeline
-
-
-def build(name: str, layers: int) -> torch.nn.Module:
-    hidden = 8 if name == "gat" else 64
-    return zoo.build(name, WIDTH, CLASSES, num_layers=layers, hidden_channels=hidden,
-                     norm="batch", dropout=0.5)  # fmt: skip
-
-
-def bytes_of(graph: Graph, name: str, layers: int, works: list[Any]) -> dict[str, Any]:
-    """Predicted and measured bytes; all of them by one allocator, whose peak is one number."""
-    options = Options(device="cpu", epochs=1)
-    step, evaluation = predicted(graph, *works)
-    large, memory.LARGE_BYTES = memory.LARGE_BYTES, 2**62
-    try:
-        got_step, got_evaluation = measured(graph, build(name, layers), options)
-    finally:
-        memory.LARGE_BYTES = large
-    return {
-        "predicted step bytes": step.num_bytes,
-        "measured step bytes": got_step,
-        "step bytes over measured": step.num_bytes / got_step,
-        "kinds": step.kinds,
-        "predicted evaluation bytes": evaluation.num_bytes,
-        "measured evaluation bytes": got_evaluation,
-        "evaluation bytes over measured": evaluation.num_bytes / got_evaluation,
-    }
+def measure_cells(args: argparse.Namespace, cells: Cells, works: dict[Key, list[Any]]) -> None:
+    """What is not there yet, size by size, so that one graph is held at a time."""
+    start = time.monotonic()
+    for size in args.sizes:
+        graph, shape = None, None
+        for name, layers in works:
+            cell = cells.get(name, layers, size)
+            wanted = [what for what in args.what if cell is None or not getattr(cell, what)]
+            if not wanted or time.monotonic() - start > args.limit_s:
+                continue
+            graph = graph or graph_of(args.device, size)
+            shape = shape or shape_of(graph)
+            cell = cell or Cell(model=name, layers=layers, size=size, graph=shape)
+            of = works[name, layers]
+            if "seconds" in wanted:
+                cell.seconds = time_steps(graph, cell, of, args.device, args.least_s)
+            if "bytes" in wanted:
+                cell.bytes = bytes_of(graph, cell, of, args.device)
+            cells.add(cell)
+            ms = {what: round(1e3 * s, 1) for what, s in cell.seconds.items() if "seconds" in what}
+            print(f"{time.monotonic() - start:5.0f} s: {name} {layers} {size}: ms {ms}", flush=True)
 
 
-def seconds_of(
-    graph: Graph, name: str, layers: int, works: list[Any], steps: int
-) -> tuple[Schedule, Timeline, float]:
-    """The schedule, the timeline of the median step, and the median seconds of steps."""
-    schedule = resident.training(works[0], shape_of(graph))
-    trainer = trainer_of(graph, build(name, layers), Options(device="cpu", epochs=1))
-    trainer.resident._step = trainer.resident._walk(True, schedule)
-    runs = []
-    for step in range(1, steps + 2):
-        start = time.perf_counter()
-        trainer._step(step)
-        runs.append((time.perf_counter() - start, trainer.resident.timeline))
-    taken, timeline = sorted(runs[1:], key=lambda run: run[0])[steps // 2]
-    assert timeline is not None
-    return schedule, timeline, taken
+def table(cells: list[Cell], works: dict[Key, list[Any]], costs: Costs | None) -> list[Any]:
+    """Rows; with ``costs`` also seconds as predicted by rates, and by what other models taught."""
+    samples: dict[int, tuple[str, Schedule, Timeline]] = {}
+    for i, cell in enumerate(cells):
+        if cell.seconds:
+            schedule = schedule_of(cell, works[cell.model, cell.layers])
+            samples[i] = cell.model, schedule, cell.timeline()
+    rows = []
+    for i, cell in enumerate(cells):
+        shape = cell.graph
+        row = {"model": cell.model, "layers": cell.layers, "nodes": shape.num_nodes}
+        row |= {"edges": shape.num_edges, **cell.bytes, **cell.seconds}
+        if costs is not None and cell.seconds:
+            row |= _predictions(costs, samples, i, cell.seconds["measured seconds"])
+        rows.append(row)
+    return rows
 
 
-def add_seconds(samples: list[Sample], costs: Costs) -> None:
-    """Predicted seconds, by rates alone and by what the other models taught."""
-    for sample in samples:
-        others = [(s.schedule, s.timeline) for s in samples if s.model != sample.model]
-        by_rates = simulate(sample.schedule, costs.machine, costs).seconds
-        measured_s = sample.row["measured seconds"]
-        sample.row["predicted seconds"] = by_rates
-        sample.row["error, probe alone"] = by_rates / measured_s - 1
-        if others:
-            learned = fit(costs, others).costs
-            after = simulate(sample.schedule, costs.machine, learned).seconds
-            sample.row["fitted seconds"] = after
-            sample.row["error, fitted"] = after / measured_s - 1
+def _predictions(
+    costs: Costs, samples: dict[int, tuple[str, Schedule, Timeline]], i: int, measured_s: float
+) -> dict[str, float]:
+    model, schedule, _ = samples[i]
+    by_rates = simulate(schedule, costs.machine, costs).seconds
+    found = {"predicted seconds": by_rates, "error, probe alone": by_rates / measured_s - 1}
+    others = [(s, timeline) for name, s, timeline in samples.values() if name != model]
+    if others:
+        learned = fit(costs, others).costs
+        after = simulate(schedule, costs.machine, learned).seconds
+        found |= {"fitted seconds": after, "error, fitted": after / measured_s - 1}
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[0, 1, 2], help="of SIZES")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--no-seconds", action="store_true", help="bytes alone: a busy machine")
-    parser.add_argument("--out", type=Path, default=RESULTS / "plan-accuracy-cpu.json")
+    parser.add_argument("--what", nargs="+", default=["seconds", "bytes"])
+    parser.add_argument("--least-s", type=float, default=0.5, help="seconds of a cell's steps")
+    parser.add_argument("--limit-s", type=float, default=180, help="after it no cell is begun")
+    parser.add_argument("--cells", type=Path, help="a file of measured cells")
+    parser.add_argument("--only-table", action="store_true", help="of the cells that there are")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    record = provenance() | {"threads": torch.get_num_threads(), "results": []}
-    samples: list[Sample] = []
-    for name in args.models:
-        for layers in args.layers:
-            works: list[Any] = []
-            for size in args.sizes:
-                nodes, edges = SIZES[size]
-                graph = graph_of(nodes, edges, WIDTH, CLASSES)
-                works = works or workloads(graph, build(name, layers), Options(device="cpu"))
-                row = {"model": name, "layers": layers, "nodes": nodes, "edges": graph.num_edges}
-                row |= bytes_of(graph, name, layers, works)
-                if not args.no_seconds:
-                    schedule, timeline, taken = seconds_of(graph, name, layers, works, args.steps)
-                    row["measured seconds"] = taken
-                    samples.append(Sample(name, row, schedule, timeline))
-                record["results"].append(row)
-                print({k: v for k, v in row.items() if k != "kinds"}, flush=True)
-    if samples:
-        machine = measure(device="cpu")
-        add_seconds(samples, Costs.of(machine))
-        record["machine measured"] = machine.date
+    short = {"cpu": "cpu", "cuda": "gpu"}[args.device]
+    args.cells = args.cells or ROOT / "build" / f"plan-cells-{short}.json"
+    record = provenance() | {"threads": torch.get_num_threads()}
+    if args.device == "cuda":
+        record["gpu"] = torch.cuda.get_device_name()
+    cells = Cells(args.cells)
+    if "seconds" in args.what and cells.machine is None:
+        cells.machine = measure(device=args.device, refresh=True)
+        cells.save()
+    works = works_of(
+        {(name, layers) for name in args.models for layers in args.layers}, args.device
+    )
+    if not args.only_table:
+        measure_cells(args, cells, works)
+    keys = [(*key, size) for key in works for size in args.sizes]
+    found = [cell for key in keys if (cell := cells.get(*key)) is not None]
+    costs = None if cells.machine is None else Costs.of(cells.machine)
+    record["results"] = table(found, works, costs)
+    if costs is not None:
+        record["machine measured"] = frozen.encode(costs.machine)
+        timed = [(schedule_of(c, works[c.model, c.layers]), c.timeline()) for c in found if c.spans]
+        learned = fit(costs, timed)
+        record["factors of all models"] = dict(learned.costs.factors)
+        print(learned)
     print(table_of(record["results"]))
     record |= {"summary": summary(record["results"])}
     print(json.dumps(record["summary"], indent=1))
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    out = args.out or RESULTS / f"plan-accuracy-{short}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:
     """A line a cell: bytes over measured; seconds measured, and how far predictions are off."""
     lines = [
-        f"{'model':6}{'layers':>7}{'nodes':>11}{'edges':>12}{'step bytes':>12}{'eval bytes':>12}"
+        f"{'model':6}{'layers':>7}{'nodes':>11}{'edges':>13}{'step bytes':>12}{'eval bytes':>12}"
         f"{'measured':>11}{'probe alone':>13}{'fitted':>9}"
     ]
     for row in rows:
-        bytes_ = (f"{row[f'{what} bytes over measured']:12.4f}" for what in ("step", "evaluation"))
+        over = (row.get(f"{what} bytes over measured") for what in ("step", "evaluation"))
+        bytes_ = (f"{'-' if ratio is None else f'{ratio:.4f}':>12}" for ratio in over)
         taken = row.get("measured seconds")
         errors = (row.get(f"error, {which}") for which in ("probe alone", "fitted"))
         told = [
@@ -163,7 +159,7 @@ def table_of(rows: list[dict[str, Any]]) -> str:
             *("-" if error is None else f"{error:+.1%}" for error in errors),
         ]
         lines.append(
-            f"{row['model']:6}{row['layers']:>7}{row['nodes']:>11,}{row['edges']:>12,}"
+            f"{row['model']:6}{row['layers']:>7}{row['nodes']:>11,}{row['edges']:>13,}"
             f"{''.join(bytes_)}{told[0]:>11}{told[1]:>13}{told[2]:>9}"
         )
     return "\n".join(lines)
@@ -173,18 +169,16 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     """The worst of each comparison, and the medians of those of seconds."""
     found = {}
     for what in ("step", "evaluation"):
-        over = [row[f"{what} bytes over measured"] for row in rows]
-        found |= {f"least {what} bytes over measured": min(over)}
-        found |= {f"most {what} bytes over measured": max(over)}
-    for which in ("predicted", "fitted"):
-        errors = [
-            abs(row[f"{which} seconds"] / row["measured seconds"] - 1)
-            for row in rows
-            if f"{which} seconds" in row
-        ]
+        ratios = [row.get(f"{what} bytes over measured") for row in rows]
+        over = [ratio for ratio in ratios if ratio is not None]
+        if over:
+            found |= {f"least {what} bytes over measured": min(over)}
+            found |= {f"most {what} bytes over measured": max(over)}
+    for which in ("probe alone", "fitted"):
+        errors = [abs(row[f"error, {which}"]) for row in rows if f"error, {which}" in row]
         if errors:
-            found[f"{which} seconds: median error"] = statistics.median(errors)
-            found[f"{which} seconds: worst error"] = float(np.max(errors))
+            found[f"seconds, {which}: median error"] = statistics.median(errors)
+            found[f"seconds, {which}: worst error"] = max(errors)
     return found
 
 
