@@ -47,7 +47,7 @@ class Given:
         """Give a schedule's buffers what they hold. Out-edges are made before activations are
         there, and in host memory, since sorting them takes several times their bytes."""
         given = [(b, b.holds) for b in schedule.buffers if b.given and b.holds is not None]
-        for buffer, holds in given:
+        for _, holds in given:
             if holds.what is What.OUT_EDGES and self._device.type == "cuda":
                 _ = self._parts.block(holds.part).transposed
         for buffer, holds in given:
