@@ -81,6 +81,7 @@ def test_features_travel_and_stay_in_their_stored_width(graph, dtype):
     narrow = replace(graph, x=Table.from_array(values.astype(dtype), scale=scale))
     wide = replace(graph, x=Table.from_array(narrow.x.decode()))
     model = zoo.build("gcn", graph.x.width, 5)
+    _ = torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")  # takes room of its own
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     held = Resident(model, narrow, device="cuda")
@@ -118,7 +119,7 @@ def test_learned_rows_and_lbfgs(graph):
     assert run.losses[-1] < run.losses[0]
 
 
-@pytest.mark.parametrize("norm", [None, "batch"])
+@pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("name", SPECS)
 def test_a_recorded_step_has_the_same_bits(graph, name, norm):
     """Dropout differs from step to step, evaluations and a measured step lie between."""
@@ -133,7 +134,7 @@ def test_a_recorded_step_has_the_same_bits(graph, name, norm):
 
 def steps_of(graph, capture, change=lambda step, resident: None, **options):
     """Losses and gradients of eight steps of a Resident that go without an optimizer."""
-    model = zoo.build("gcn", graph.num_features, 4, num_layers=2, norm="batch", dropout=0.5)
+    model = zoo.build("gcn", graph.x.width, 4, num_layers=2, norm="batch", dropout=0.5)
     torch.manual_seed(0)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -195,7 +196,7 @@ def test_what_cannot_be_recorded_is_run_as_it_is(graph):
 
         def __init__(self):
             super().__init__()
-            self.conv = zoo.build("gcn", graph.num_features, 4, num_layers=1, dropout=0.0)
+            self.conv = zoo.build("gcn", graph.x.width, 4, num_layers=1, dropout=0.0)
             self.seen = torch.nn.Parameter(torch.ones(1))
 
         def forward(self, x, edge_index):
