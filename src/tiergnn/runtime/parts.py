@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tiergnn.graph.partition import Partition
 from tiergnn.kernels.block import Block
+from tiergnn.kernels.table import Places as RowPlaces
+from tiergnn.memory.pinning import page_bytes, process_pinning
 from tiergnn.schedule.contents import Content, What
 
 
@@ -39,6 +42,7 @@ class Parts:
         self._rows: list[Tensor] = []  # [H] of each part: rows at their owners
         self._owner_ptr: list[list[int]] = []
         self._edges: list[Tensor | slice] = []  # [E] of each part: their place in the graph
+        self._halo_places: dict[int, RowPlaces] = {}
         graph = partition.graph
         for part in range(partition.num_parts):
             csr = partition.part_csr(part)
@@ -72,6 +76,33 @@ class Parts:
         ptr, start = self._owner_ptr[part], self.num_rows[part]
         low, high = ptr[owner], ptr[owner + 1]
         return Places(start + low, start + high, self._rows[part][low:high])
+
+    def num_owners(self, part: int) -> int:
+        """How many other parts a part reads rows of."""
+        return int(np.count_nonzero(np.diff(self._owner_ptr[part])))
+
+    def halo_places(self, part: int) -> RowPlaces:
+        """Where all rows that a part reads of others stand in the tables of these, one table for
+        each that it reads of: in pinned memory, for kernels that read rows in place."""
+        if part not in self._halo_places:
+            counts = np.diff(self._owner_ptr[part])
+            slots = np.cumsum(counts > 0) - 1
+            shift = max(1, (max(self.num_rows) - 1).bit_length())
+            narrow = shift + int(slots.max(initial=0)).bit_length() < 32
+            dtype = np.int32 if narrow else np.int64
+            at = np.repeat(slots.astype(dtype) << shift, counts) + self._rows[part].numpy()
+            memory = page_bytes(at.nbytes)
+            there = memory.view(torch.int32 if narrow else torch.int64)
+            there.copy_(torch.from_numpy(at.astype(dtype)))
+            process_pinning().pin(memory)
+            self._halo_places[part] = RowPlaces(there, shift)
+        return self._halo_places[part]
+
+    def close(self) -> None:
+        """Give pinned memory back."""
+        while self._halo_places:
+            _, places = self._halo_places.popitem()
+            process_pinning().unpin(places.at.view(torch.uint8))
 
     @property
     def sample(self) -> Block:

@@ -49,6 +49,11 @@ class Rows:
         self._stored = self._stored.new_empty(0, self._stored.shape[1])
 
     @property
+    def plain(self) -> bool:
+        """Whether rows are read as they are held."""
+        return self._stored.dtype == self._dtype and self._scale is None and not self._normalize
+
+    @property
     def stored(self) -> Tensor:
         """Rows [R, D] as they are held; ``decode`` makes of any of them what is read."""
         return self._stored
@@ -83,7 +88,7 @@ class Rows:
         return None
 
     def _decode(self, stored: Tensor, columns: slice = slice(None)) -> Tensor:
-        if stored.dtype == self._dtype and self._scale is None and not self._normalize:
+        if self.plain:
             return stored
         wide = torch.float64 if stored.dtype == torch.float64 else torch.float32
         values = stored.to(wide)

@@ -159,7 +159,8 @@ class Staged:
             scratch=self._scratch,
         )
         self._given.fill(schedule, buffers)
-        transfers = Transfers(buffers, self.parts, {"x": self._x.decode})
+        decode = {} if self._x.plain else {"x": self._x.decode}
+        transfers = Transfers(buffers, self.parts, decode)
         visits = Visits(program, schedule, buffers, self.parts)
         slices = Slices(program, buffers, self.parts, visits)
         return StagedWalk(schedule, buffers, transfers, visits, more=slices.does)
@@ -234,5 +235,6 @@ class Staged:
         for walk in self._walks.values():
             walk.close()
         self._given.close()
+        self.parts.close()
         if self._scratch is not None:
             self._scratch.close()

@@ -8,11 +8,14 @@ Legend: P rows of one part, S source rows it reads, N rows of one transfer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from tiergnn.kernels.gather import FLOATS, gather
+from tiergnn.kernels.table import Places as RowPlaces
+from tiergnn.kernels.table import RowTable
 from tiergnn.memory.moves import add_rows
 from tiergnn.memory.store import RowStore, convert, encode
 from tiergnn.models.moments import moments_grad
@@ -24,6 +27,7 @@ from tiergnn.schedule.contents import Content, What
 
 Decode = Callable[[Tensor, slice], Tensor]
 _OWN = (What.ROWS, What.GRAD)
+_PIECE_BYTES = 2**26  # of rows that are converted on the way
 _TOPOLOGY = (What.TOPOLOGY, What.OUT_EDGES)
 
 
@@ -36,6 +40,8 @@ class Transfers:
 
     def copy(self, action: Action) -> int:
         """Gives the bytes that went over the link, as stored."""
+        if self._in_place(action):
+            return self._gather(action)
         return sum(
             self._copy(source, target) for target in action.writes for source in action.reads
         )
@@ -65,6 +71,40 @@ class Transfers:
         if grad is not None:
             rows, values = (self._buffers.get(kinds[w]) for w in (What.ROWS, What.MOMENTS))
             self._buffers.get(target).add_(moments_grad(rows, values, grad))
+
+    def _in_place(self, action: Action) -> bool:
+        """Whether a kernel reads rows of others where they lie in host memory."""
+        if len(action.writes) != 1:
+            return False
+        there = self._buffers.holds(action.writes[0])
+        if there is None or there.what is not What.SOURCES:
+            return False
+        assert isinstance(self._parts, Parts)
+        of_others = [self._buffers.holds(name).part != there.part for name in action.reads]
+        values = [self._buffers.get(name) for name in action.reads]
+        return (
+            all(of_others)
+            and len(values) == self._parts.num_owners(there.part)
+            and all(isinstance(v, Tensor) and v.dtype in FLOATS for v in values)
+        )
+
+    def _gather(self, action: Action) -> int:
+        """All rows that a part reads of others, by one kernel."""
+        (target,) = action.writes
+        assert isinstance(self._parts, Parts)
+        there = self._buffers.holds(target)
+        room = self._buffers.room(target)[self._parts.num_rows[there.part] :]
+        sources = sorted(action.reads, key=lambda name: self._buffers.holds(name).part)
+        tables = tuple(self._buffers.get(name) for name in sources)
+        at, shift = self._parts.halo_places(there.part)
+        decode = self._decode.get(there.of)
+        for first, last in _pieces(len(room), _row_bytes(room), whole=decode is None):
+            places = RowPlaces(at[first:last].to(room.device, non_blocking=True), shift)
+            if decode is None:
+                gather(RowTable(tables), places, out=room[first:last])
+            else:
+                room[first:last] = decode(gather(RowTable(tables), places), slice(None))
+        return len(room) * _row_bytes(tables[0])
 
     def _copy(self, source: str, target: str) -> int:
         here, there = self._buffers.holds(source), self._buffers.holds(target)
@@ -187,10 +227,20 @@ def _bring(
             return
         picked = torch.empty((len(rows), *value.shape[1:]), dtype=value.dtype, pin_memory=on_gpu)
         value = torch.index_select(value, 0, rows, out=picked)
-    if decode is None:
-        convert(value, room)
-    else:
-        room.copy_(decode(value.to(room.device, non_blocking=True), columns))
+    whole = decode is None and value.dtype == room.dtype
+    for first, last in _pieces(len(room), _row_bytes(room), whole=whole):
+        if decode is None:
+            convert(value[first:last], room[first:last])
+        else:
+            stored = value[first:last].to(room.device, non_blocking=True)
+            room[first:last] = decode(stored, columns)
+
+
+def _pieces(num_rows: int, row_bytes: int, *, whole: bool) -> Iterator[tuple[int, int]]:
+    """Rows in pieces of which what is made on the way takes little; or all at once."""
+    step = num_rows if whole else max(1, _PIECE_BYTES // max(1, row_bytes))
+    for first in range(0, num_rows, max(1, step)):
+        yield first, min(first + step, num_rows)
 
 
 def _row_bytes(rows: Tensor) -> int:

@@ -76,6 +76,9 @@ class Whole:
         first, last = (self.edges if of == "edges" else self.rows)(content.part)
         return last - first
 
+    def close(self) -> None:
+        """Nothing is pinned here."""
+
     def take(self, rows: Tensor, part: int, of: str) -> Tensor:
         """A part's own of the graph's rows, of nodes or of edges."""
         if of == "edges":
