@@ -1,7 +1,8 @@
 """What an allocator gave and took back while something ran, in order: every byte of torch's memory.
 
 The autograd profiler reports each allocation, those inside an operation too; NumPy's are not seen,
-so kernels take their work arrays from torch.
+so kernels take their work arrays from torch. On a GPU it reports what the allocator rounded them up
+to, a block that happened to be free: what was asked for is in the allocator's own history.
 """
 
 from __future__ import annotations
@@ -43,22 +44,52 @@ def recording(device: torch.device) -> Iterator[Allocations]:
     One recording at a time in a process. Raises ConfigError where a profiler runs already.
     """
     found = Allocations()
+    on_gpu = device.type == "cuda"
     with _one, _no_garbage():
+        if on_gpu:
+            _remember("all")
         _start()
         try:
             yield found
         finally:
             lists = _profiler()._disable_profiler_legacy()
+            asked = _asked(device) if on_gpu else []
+            if on_gpu:
+                _remember(None)
     marks = found.by_mark
     current: list[int] = []
-    for event in _in_order(lists):
+    events = _in_order(lists)
+    if on_gpu:
+        given = [e.cuda_memory_usage() > 0 for e in events if _is_of(e, on_gpu)]
+        assert given == [num_bytes > 0 for num_bytes in asked], (len(given), len(asked))
+    sizes = iter(asked)
+    for event in events:
         if event.kind() == "push" and event.name().startswith(_MARK):
             current = marks.setdefault(event.name().removeprefix(_MARK), [])
-        elif event.kind() == "memory_alloc":
-            cuda = device.type == "cuda"
-            num_bytes = event.cuda_memory_usage() if cuda else event.cpu_memory_usage()
-            if num_bytes:
-                current.append(num_bytes)
+        elif _is_of(event, on_gpu):
+            current.append(next(sizes) if on_gpu else event.cpu_memory_usage())
+
+
+def _is_of(event: Any, on_gpu: bool) -> bool:
+    """Whether an event gave or took back memory of the device."""
+    if event.kind() != "memory_alloc":
+        return False
+    return bool(event.cuda_memory_usage() if on_gpu else event.cpu_memory_usage())
+
+
+def _remember(what: str | None) -> None:
+    """Have the allocator of GPUs keep its history, or nothing any more."""
+    memory: Any = torch.cuda.memory
+    memory._record_memory_history(what, context=None, clear_history=True)
+
+
+def _asked(device: torch.device) -> list[int]:
+    """Bytes that were asked for (above 0) and taken back (below 0), in order."""
+    memory: Any = torch.cuda.memory
+    place = torch.cuda.current_device() if device.index is None else device.index
+    signs = {"alloc": 1, "free_completed": -1}
+    history = memory._snapshot()["device_traces"][place]
+    return [signs[e["action"]] * e["size"] for e in history if e["action"] in signs]
 
 
 _one = threading.RLock()
