@@ -17,7 +17,7 @@ from tiergnn.memory.disk import DiskRows
 from tiergnn.memory.pinning import page_bytes, process_pinning
 from tiergnn.memory.scratch import Scratch
 from tiergnn.runtime.buffers import Buffers
-from tiergnn.runtime.parts import Parts, moved
+from tiergnn.runtime.parts import Parts, moved, pinned
 from tiergnn.runtime.rows import Rows
 from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Buffer
@@ -40,7 +40,7 @@ class Given:
         self._x, self._edges, self._parts = x, edges, parts
         self._device, self._scratch = device, scratch
         self._rows: dict[tuple[Content, str], Tensor | DiskRows] = {}
-        self._blocks: dict[int, Block] = {}  # of the device
+        self._blocks: dict[int, Block] = {}  # on the device, or pinned
         self._pinned: list[Tensor] = []
 
     def fill(self, schedule: Schedule, buffers: Buffers) -> None:
@@ -61,10 +61,15 @@ class Given:
 
     def _block(self, part: int, tier: str) -> Block:
         block = self._parts.block(part)
-        if tier != "device" or self._device == block.device:
+        if self._device == block.device:
             return block
         if part not in self._blocks:
-            self._blocks[part] = moved(block, self._device)
+            if tier == "device":
+                self._blocks[part] = moved(block, self._device)
+            else:
+                self._blocks[part], memory = pinned(block)
+                self._pin(memory)
+                self._parts.keep(part, self._blocks[part])
         return self._blocks[part]
 
     def _input(self, buffer: Buffer, holds: Content) -> Tensor | DiskRows:
@@ -85,9 +90,12 @@ class Given:
             return rows.contiguous()
         memory = page_bytes(rows.numel() * rows.element_size())
         there = memory.view(rows.dtype).view(rows.shape).copy_(rows)
+        self._pin(memory)
+        return there
+
+    def _pin(self, memory: Tensor) -> None:
         process_pinning().pin(memory)
         self._pinned.append(memory)
-        return there
 
     def _own(self, name: str, part: int) -> Tensor:
         """A part's rows of an input, as they are stored."""

@@ -5,14 +5,14 @@ Legend: K parts, P rows of one part, S source rows it reads, H of them other par
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tiergnn.graph.partition import Partition
-from tiergnn.kernels.block import Block
+from tiergnn.kernels.block import Block, Transposed
 from tiergnn.kernels.table import Places as RowPlaces
 from tiergnn.memory.pinning import page_bytes, process_pinning
 from tiergnn.schedule.contents import Content, What
@@ -112,6 +112,10 @@ class Parts:
     def block(self, part: int) -> Block:
         return self.blocks[part]
 
+    def keep(self, part: int, block: Block) -> None:
+        """Another with the same edges, in the place of a part's."""
+        self.blocks[part] = block
+
     def count(self, content: Content, of: str) -> int:
         """Rows of what a buffer holds; ``of`` "nodes" or "edges"."""
         block = self.blocks[content.part]
@@ -146,12 +150,37 @@ def moved(block: Block, device: torch.device) -> Block:
     """
     if device == block.device:
         return block
-    there = block.to(device)
+    return _with(block, [array.to(device, non_blocking=True) for array in _arrays(block).values()])
+
+
+def pinned(block: Block) -> tuple[Block, Tensor]:
+    """A block of host memory with its out-edges, where they were made, in memory to be pinned."""
+    arrays = list(_arrays(block).values())
+    starts = np.cumsum([0, *(-(-a.numel() * a.element_size() // 64) * 64 for a in arrays)])
+    memory = page_bytes(int(starts[-1]))
+    copies = []
+    for start, array in zip(starts.tolist(), arrays, strict=False):
+        place = memory[start : start + array.numel() * array.element_size()]
+        copies.append(place.view(array.dtype).copy_(array))
+    return _with(block, copies), memory
+
+
+def _arrays(block: Block) -> dict[str, Tensor]:
+    """A block's tensors, and those of its out-edges where they were made."""
+    found = {f.name: getattr(block, f.name) for f in fields(block)}
     if "transposed" in vars(block):
-        vars(there)["transposed"] = type(block.transposed)(
-            *(array.to(device, non_blocking=True) for array in block.transposed)
-        )
-    return there
+        found |= block.transposed._asdict()
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def _with(block: Block, tensors: list[Tensor]) -> Block:
+    """A block with others in the place of its ``_arrays``."""
+    named = dict(zip(_arrays(block), tensors, strict=True))
+    own = {f.name for f in fields(block)}
+    made = replace(block, **{name: value for name, value in named.items() if name in own})
+    if "transposed" in vars(block):
+        vars(made)["transposed"] = Transposed(*(named[name] for name in Transposed._fields))
+    return made
 
 
 def topology_bytes(block: Block, *, out: bool) -> int:

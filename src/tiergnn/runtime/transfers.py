@@ -93,7 +93,9 @@ class Transfers:
         (target,) = action.writes
         assert isinstance(self._parts, Parts)
         there = self._buffers.holds(target)
-        room = self._buffers.room(target)[self._parts.num_rows[there.part] :]
+        rows = self._buffers.room(target)
+        assert isinstance(rows, Tensor)
+        room = rows[self._parts.num_rows[there.part] :]
         sources = sorted(action.reads, key=lambda name: self._buffers.holds(name).part)
         tables = tuple(self._buffers.get(name) for name in sources)
         at, shift = self._parts.halo_places(there.part)

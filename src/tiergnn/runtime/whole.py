@@ -59,6 +59,10 @@ class Whole:
         """The in-edges of all rows (-1), or with ``chunks`` of a part's."""
         return self._blocks[part]
 
+    def keep(self, part: int, block: Block) -> None:
+        """Another with the same edges, in the place of one."""
+        self._blocks[part] = block
+
     def rows(self, part: int) -> tuple[int, int]:
         """The first of a part's rows among all, and the one after its last; -1: of all."""
         if part < 0:
