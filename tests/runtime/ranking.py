@@ -128,33 +128,63 @@ def ranked(
     return [seen[rank] for rank in range(num_ranks)], plan
 
 
-def in_process(t: Transport, size: tuple[int, int, int], name: str, folder: str) -> None:
+Case = tuple[str, str]  # (strategy, model)
+
+
+def in_process(
+    t: Transport, cases: list[Case], size: tuple[int, int, int], folder: str, kind: str
+) -> None:
     """A rank that is a process of its own, held to one device there."""
-    graph = random_graph(*size)
-    plan = Plan.load(Path(folder, "plan.json"))
-    evaluated = Workload.load(Path(folder, "evaluated.json"))
-    seen: dict[int, Seen] = {}
-    parts = dealt(graph, t.size, 0)
-    train(t, graph, plan, parts, evaluated, {t.rank: make(name, plan)}, seen)
-    ours, theirs = seen[t.rank], resident(graph, plan, name)
+    device = kind if kind == "cpu" else f"{kind}:{torch.cuda.current_device()}"
+    graph, there = random_graph(*size), dealt(random_graph(*size), t.size, 0)
+    alone: dict[str, Seen] = {}
+    for strategy, name in cases:
+        plan = Plan.load(Path(folder, f"{strategy}-{name}.json"))
+        evaluated = Workload.load(Path(folder, f"{name}.json"))
+        seen: dict[int, Seen] = {}
+        train(t, graph, plan, there, evaluated, {t.rank: make(name, plan)}, seen, device)
+        if name not in alone:
+            alone[name] = resident(graph, plan, name, device)
+        try:
+            same(t.rank, seen[t.rank], alone[name])
+        except AssertionError as error:
+            raise AssertionError(f"{strategy} {name}: {error}") from error
+        t.barrier(tag=f"{strategy} {name}")
+
+
+def same(rank: int, ours: Seen, theirs: Seen) -> None:
     for mine, other in zip(ours.losses, theirs.losses, strict=True):
         assert abs(mine - other) <= 1e-10 * max(1.0, abs(other)), (mine, other)
-    for mine, other in zip(ours.grads, theirs.grads, strict=True):
+    for mine, other in zip(
+        [*ours.grads, *ours.buffers], [*theirs.grads, *theirs.buffers], strict=True
+    ):
         close(mine, other, 1e-10)
-    if t.rank == 0:
-        close(ours.out, theirs.out, 1e-9)
+    if rank == 0:
+        assert ours.out is not None
+        assert theirs.out is not None
+        close(ours.out.cpu(), theirs.out.cpu(), 1e-9)
 
 
 def start_processes(
-    name: str, size: tuple[int, int, int], strategy: str, num_ranks: int, transport: str, folder
-) -> None:
+    cases: list[Case], size: tuple[int, int, int], num_ranks: int, transport: str, folder,
+    kind: str = "cpu", **options,
+) -> None:  # fmt: skip
+    """All cases in the same processes. ``options`` are those of ``launch``."""
     graph = random_graph(*size)
-    parts, knobs = dealt(graph, num_ranks, 0), Knobs(ranks=num_ranks)
-    plan = plan_of(name, strategy, knobs, graph, parts, torch.float64, machine(8))
-    plan.save(folder / "plan.json")
-    workload(name, torch.float64, False).save(folder / "evaluated.json")
-    arguments = size, name, str(folder)
-    launch(in_process, num_ranks, arguments, transport=transport, context=FORKSERVER)
+    parts = dealt(graph, num_ranks, 0)
+    for strategy, name in cases:
+        knobs = Knobs(ranks=num_ranks)
+        plan = plan_of(name, strategy, knobs, graph, parts, torch.float64, machine(8))
+        plan.save(folder / f"{strategy}-{name}.json")
+        workload(name, torch.float64, False).save(folder / f"{name}.json")
+    launch(
+        in_process,
+        num_ranks,
+        (cases, size, str(folder), kind),
+        transport=transport,
+        context=FORKSERVER,
+        **options,
+    )
 
 
 def compare(

@@ -73,7 +73,13 @@ def test_a_plan_of_other_ranks_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("transport", "strategy"), [("shared", "mgg"), ("gloo", "halo"), ("gloo", "nfp")]
+    ("transport", "strategies"), [("shared", ("mgg",)), ("gloo", ("halo", "nfp"))]
 )
-def test_processes(transport, strategy, tmp_path):
-    start_processes("gcn", (40, 150, 1), strategy, 2, transport, tmp_path)
+def test_processes(transport, strategies, tmp_path):
+    cases = [(strategy, "gcn") for strategy in strategies]
+    start_processes(cases, (40, 150, 1), 2, transport, tmp_path)
+
+
+def test_two_runs_over_one_transport(tmp_path):
+    """Rows that others read in place are each run's own."""
+    start_processes([("mgg", "gcn"), ("mgg", "deep")], (40, 150, 1), 2, "shared", tmp_path)

@@ -46,9 +46,10 @@ class SharedRows:
                 continue
             for rank in range(schedule.num_ranks):
                 self._places[rank, tier] = lay_out(_lives(schedule, rank, names))
-            num_bytes = self._places[transport.rank, tier].num_bytes
-            label = f"{name} {tier}"
-            made = transport.allocate(label, (num_bytes,), torch.uint8, where)
+            sizes = [self._places[rank, tier].num_bytes for rank in range(schedule.num_ranks)]
+            # The transport keeps memory until it ends, by name: runs alike have the same.
+            label = f"{name} {tier} {'-'.join(map(str, sizes))}"
+            made = transport.allocate(label, (sizes[transport.rank],), torch.uint8, where)
             self._memory[tier] = made.peers
 
     def __contains__(self, name: str) -> bool:

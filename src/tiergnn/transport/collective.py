@@ -5,6 +5,7 @@ The way across hosts. Rows travel as bytes, so that every dtype does. Waits look
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -130,6 +131,10 @@ class Nccl(Collective):
 
     name = "nccl"
     _backend = "cpu:gloo,cuda:nccl"
+
+    def __init__(self, watch: Watch, rank: int, **options: Any) -> None:
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # sums in a switch, which nothing here asks
+        super().__init__(watch, rank, **options)
 
     def _wire(self, rows: Tensor) -> Tensor:
         return rows

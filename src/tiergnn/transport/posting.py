@@ -53,7 +53,9 @@ class Posting(Transport):
         _finish()
         self._all_read(channel, what)
         self._seq[channel] = seq
-        board.post(self.rank, channel, seq, give, rows_bytes(rows), self._put(rows, channel))
+        address = self._put(rows, channel)
+        _finish()  # the copy of what others read as soon as it is posted
+        board.post(self.rank, channel, seq, give, rows_bytes(rows), address)
         self.waiting.until(
             lambda: board.posted(channel, seq), lambda: board.late(channel, seq), what
         )

@@ -90,6 +90,9 @@ class Shared(Posting):
         return have
 
     def _seen(self, source: int, address: str, like: Tensor, num_rows: int, channel: str) -> Tensor:
+        if source == self.rank:  # memory of a GPU cannot be mapped where it was made
+            memory = self._own(address)
+            return _typed(memory, (num_rows, *like.shape[1:]), like.dtype)
         key = channel, like.device.type, source
         known = self._inbox.setdefault(key, [])
         memory = next((each for at, each in known if at == address), None)
@@ -97,6 +100,10 @@ class Shared(Posting):
             memory = self._map(address, like.device.type)
             known[:] = [*known[-1:], (address, memory)]  # one a use: what was outgrown is let go
         return _typed(memory, (num_rows, *like.shape[1:]), like.dtype)
+
+    def _own(self, address: str) -> Tensor:
+        pieces = self._outbox.values()
+        return next(piece.memory for piece in pieces if piece.address == address)
 
     def _share(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Allocated:
         kind = torch.device(device).type

@@ -113,10 +113,16 @@ class Transport(ABC):
     def _end(self) -> None:
         """Give back what the back end holds, after all ranks have come to ``close``."""
 
-    def room(self, shape: Sequence[int], dtype: torch.dtype, channel: str = "main") -> Tensor:
+    def room(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        channel: str = "main",
+        device: str = "cpu",
+    ) -> Tensor:
         """Memory for the rows of the channel's next exchange, which spares it a copy."""
         self._known(channel)
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
 
     # What ranks call
 
@@ -212,18 +218,26 @@ class Transport(ABC):
 
     def begin(self, operation: Callable[..., Any], *args: Any, **options: Any) -> Handle:
         """Start ``barrier``, ``exchange``, ``all_reduce``, ``broadcast`` or ``gather`` on its
-        channel, after what was begun there before; what it reads must stay as it is until it ends.
+        channel, after what was begun there before, and after what this thread enqueued on its GPU;
+        what it reads must stay as it is until it ends.
         """
         channel = options.get("channel", "main")
         self._known(channel)
         if channel not in self._threads:
+            device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
             self._threads[channel] = ThreadPoolExecutor(
-                1,
-                f"tiergnn-{channel}",
-                initializer=setattr,
-                initargs=(self._inside, "channel", channel),
+                1, f"tiergnn-{channel}", initializer=self._enter, initargs=(channel, device)
             )
-        self._begun[channel] = future = self._threads[channel].submit(operation, *args, **options)
+        queued = torch.cuda.Event() if torch.cuda.is_initialized() else None
+        if queued is not None:
+            queued.record()
+
+        def run() -> Any:
+            if queued is not None:
+                queued.wait()
+            return operation(*args, **options)
+
+        self._begun[channel] = future = self._threads[channel].submit(run)
         return Handle(future)
 
     def close(self) -> None:
@@ -239,6 +253,12 @@ class Transport(ABC):
         self._allocated.clear()
 
     # Within
+
+    def _enter(self, channel: str, device: int | None) -> None:
+        """Begin a channel's own thread: threads begin on the first GPU, wherever the rank is."""
+        self._inside.channel = channel
+        if device is not None:
+            torch.cuda.set_device(device)
 
     def _absent(self) -> int:
         states = [r for r in range(self.size) if r != self.rank and not self.watch.action_of(r)]
