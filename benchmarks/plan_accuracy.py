@@ -25,6 +25,7 @@ from plan_cells import (
     Cell,
     Cells,
     bytes_of,
+    empty,
     graph_of,
     schedule_of,
     time_steps,
@@ -33,7 +34,6 @@ from plan_cells import (
 from provenance import RESULTS, ROOT, provenance
 from tiergnn import frozen
 from tiergnn.graph.shape import shape_of
-from tiergnn.hardware.measure import measure
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.fit import fit
 from tiergnn.planner.simulate import simulate
@@ -50,7 +50,7 @@ def measure_cells(args: argparse.Namespace, cells: Cells, works: dict[Key, list[
         graph, shape = None, None
         for name, layers in works:
             cell = cells.get(name, layers, size)
-            wanted = [what for what in args.what if cell is None or not getattr(cell, what)]
+            wanted = [what for what in args.what if cell is None or not cell.has(what)]
             if not wanted or time.monotonic() - start > args.limit_s:
                 continue
             graph = graph or graph_of(args.device, size)
@@ -59,11 +59,13 @@ def measure_cells(args: argparse.Namespace, cells: Cells, works: dict[Key, list[
             of = works[name, layers]
             if "seconds" in wanted:
                 cell.seconds = time_steps(graph, cell, of, args.device, args.least_s)
+                empty(args.device)
             if "bytes" in wanted:
                 cell.bytes = bytes_of(graph, cell, of, args.device)
             cells.add(cell)
-            ms = {what: round(1e3 * s, 1) for what, s in cell.seconds.items() if "seconds" in what}
-            print(f"{time.monotonic() - start:5.0f} s: {name} {layers} {size}: ms {ms}", flush=True)
+            empty(args.device)
+            told = {what: round(value, 4) for what, value in cell.seconds.items()}
+            print(f"{time.monotonic() - start:5.0f} s: {name} {layers} {size}: {told}", flush=True)
 
 
 def table(cells: list[Cell], works: dict[Key, list[Any]], costs: Costs | None) -> list[Any]:
@@ -105,7 +107,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--what", nargs="+", default=["seconds", "bytes"])
-    parser.add_argument("--least-s", type=float, default=0.5, help="seconds of a cell's steps")
+    parser.add_argument("--least-s", type=float, default=1.0, help="seconds of a cell's steps")
     parser.add_argument("--limit-s", type=float, default=180, help="after it no cell is begun")
     parser.add_argument("--cells", type=Path, help="a file of measured cells")
     parser.add_argument("--only-table", action="store_true", help="of the cells that there are")
@@ -117,9 +119,8 @@ def main() -> None:
     if args.device == "cuda":
         record["gpu"] = torch.cuda.get_device_name()
     cells = Cells(args.cells)
-    if "seconds" in args.what and cells.machine is None:
-        cells.machine = measure(device=args.device, refresh=True)
-        cells.save()
+    if "seconds" in args.what and not args.only_table:
+        cells.probe(args.device)
     works = works_of(
         {(name, layers) for name in args.models for layers in args.layers}, args.device
     )

@@ -12,14 +12,16 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # As the command line has it: threads that spin while they wait slow each other down.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
+import psutil
 import torch
 
 from gpu_graphs import rmat as rmat_on_gpu
@@ -34,6 +36,7 @@ from tiergnn.graph.generate import rmat
 from tiergnn.graph.shape import GraphShape
 from tiergnn.graph.table import Table
 from tiergnn.hardware.machine import Machine
+from tiergnn.hardware.measure import measure
 from tiergnn.kernels import memory
 from tiergnn.models import zoo
 from tiergnn.planner.strategies import resident
@@ -49,7 +52,13 @@ SIZES = {
 }
 MODELS = ("gcn", "sage", "gat", "gin")
 WIDTH, CLASSES = 64, 16
-_WARM = 6  # steps before those that count: kernels are compiled, steps recorded, pages taken
+# Steps before those that count: kernels are compiled, pages taken, on CUDA steps recorded.
+_WARM = {"cpu": 2, "cuda": 6}
+_LEAST_STEPS = 3
+_COMPANY = 0.1  # of one processor: what others may use of it during a step that counts
+_TICK_S = 0.02  # so roughly the system counts
+_PROBES = 3  # at most, to find a time without company
+_MOST_TIMES = 5  # as many seconds are given to find such steps
 _ACTIONS_EVERY = 16  # the loop notes when actions run in steps of such a number
 
 
@@ -70,6 +79,10 @@ class Cell:
     def key(self) -> tuple[str, int, int]:
         return self.model, self.layers, self.size
 
+    def has(self, what: str) -> bool:
+        """Whether its bytes or seconds are measured, these without company."""
+        return bool(getattr(self, what)) and self.seconds.get("processors of others", 0) <= _COMPANY
+
     def timeline(self) -> Timeline:
         """The actions' median seconds, end to end."""
         spans, at_s = [], 0.0
@@ -83,21 +96,39 @@ class Cell:
 
 
 class Cells:
-    """All cells of one machine, in a file: what is there is not measured again."""
+    """All cells of one machine, in a file: what is there is not measured again, unless it had
+    company: ``others`` are the processors that others used while the machine was probed."""
 
     def __init__(self, path: Path):
         self._path = path
         self.machine: Machine | None = None
+        self.others = 0.0
         self._cells: dict[tuple[str, int, int], Cell] = {}
         if path.exists():
             data = json.loads(path.read_text())
             self.machine = data["machine"] and frozen.decode(Machine, data["machine"])
+            self.others = data["others"]
             for found in data["cells"]:
                 cell = Cell(**found | {"graph": frozen.decode(GraphShape, found["graph"])})
                 self._cells[cell.key] = cell
 
     def get(self, model: str, layers: int, size: int) -> Cell | None:
         return self._cells.get((model, layers, size))
+
+    def probe(self, device: str) -> Machine:
+        """The machine as it was probed; probed (again) where it was not, or had company."""
+        for _ in range(_PROBES):
+            if self.machine is not None and self.others <= _COMPANY:
+                break
+            company = Company()
+            machine = measure(device=device, refresh=True)
+            others = company.processors()
+            print(f"probed; processors of others: {others:.2f}", flush=True)
+            if self.machine is None or others < self.others:
+                self.machine, self.others = machine, others
+                self.save()
+        assert self.machine is not None
+        return self.machine
 
     def add(self, cell: Cell) -> None:
         self._cells[cell.key] = cell
@@ -106,8 +137,8 @@ class Cells:
     def save(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         cells = [frozen.encode(cell) for _, cell in sorted(self._cells.items())]
-        machine = frozen.encode(self.machine)
-        self._path.write_text(json.dumps({"machine": machine, "cells": cells}) + "\n")
+        data = {"machine": frozen.encode(self.machine), "others": self.others, "cells": cells}
+        self._path.write_text(json.dumps(data) + "\n")
 
 
 def build(name: str, layers: int) -> torch.nn.Module:
@@ -185,7 +216,7 @@ def _measured_on_cuda(graph: Graph, model: torch.nn.Module, options: Options) ->
     warm = torch.ones(64, 64, device="cuda")
     warm = warm @ warm  # the library's own memory, once a process
     del warm
-    _empty("cuda")
+    empty("cuda")
     before = torch.cuda.memory_allocated()
     trainer = trainer_of(graph, model, options)
     torch.cuda.reset_peak_memory_stats()
@@ -195,12 +226,10 @@ def _measured_on_cuda(graph: Graph, model: torch.nn.Module, options: Options) ->
     torch.cuda.reset_peak_memory_stats()
     trainer.scoring.scores(trainer.resident.infer())
     evaluation = torch.cuda.max_memory_allocated()
-    del trainer
-    _empty("cuda")
     return step - before, evaluation - before
 
 
-def _empty(device: str) -> None:
+def empty(device: str) -> None:
     """Give back what is not held any more."""
     gc.collect()
     if device == "cuda":
@@ -212,43 +241,89 @@ def time_steps(
 ) -> dict[str, float]:
     """Seconds of steps as runs have them, which on CUDA are replayed; the cell gets its spans.
 
-    Of both the median, of at least five steps and for at least ``least_s``.
+    Of both the median, over ``least_s`` and three steps at least.
     """
     schedule = schedule_of(cell, works)
     trainer = trainer_of(graph, build(cell.model, cell.layers), Options(device=device, epochs=1))
     trainer.resident._step = trainer.resident._walk(True, schedule)
-    for number in range(1, _WARM + 1):
-        _step_s(trainer, number)
-    replayed = [_step_s(trainer, 101)] if device == "cuda" else []
-    while replayed and (len(replayed) < 5 or sum(replayed) < least_s):
-        replayed.append(_step_s(trainer, 101))
-    taken: list[float] = []
+    for number in range(1, _WARM[device] + 1):
+        _run(trainer, number)
+    # Recorded steps are replayed where nobody notes when their actions run.
+    replayed = _quiet(lambda _: _run(trainer, 101), least_s) if device == "cuda" else []
     spans: dict[int, list[float]] = {}
-    while len(taken) < 5 or sum(taken) < least_s:
-        taken.append(_step_s(trainer, _ACTIONS_EVERY * (len(taken) + 1)))
+
+    def measured_step(number: int) -> Step:
+        step = _run(trainer, _ACTIONS_EVERY * (number + 1))
         timeline = trainer.resident.timeline
-        for span in timeline.spans if timeline is not None else ():
+        assert timeline is not None
+        return step._replace(timeline=timeline)
+
+    noted = _quiet(measured_step, least_s)
+    for step in noted:
+        assert step.timeline is not None
+        for span in step.timeline.spans:
             spans.setdefault(span.index, []).append(span.end_s - span.start_s)
     label_of = {action.index: action.label for action in schedule.actions}
     cell.spans = [(i, label_of[i], statistics.median(each)) for i, each in sorted(spans.items())]
-    found = {"measured seconds": statistics.median(replayed or taken), "steps": float(len(taken))}
+    steps = replayed or noted
+    found = {"measured seconds": statistics.median(step.seconds for step in steps)}
+    found |= {"least seconds": min(s.seconds for s in steps)}
+    found |= {"most seconds": max(s.seconds for s in steps), "steps": float(len(steps))}
+    found |= {"processors of others": statistics.median(step.others for step in steps)}
     if replayed:
-        found["measured seconds, not replayed"] = statistics.median(taken)
-    found["least seconds"], found["most seconds"] = min(replayed or taken), max(replayed or taken)
-    del trainer
-    _empty(device)
+        found["measured seconds, not replayed"] = statistics.median(s.seconds for s in noted)
     return found
 
 
-def _step_s(trainer: Trainer, number: int) -> float:
+class Step(NamedTuple):
+    """``others`` is the processors that other processes used meanwhile."""
+
+    seconds: float
+    others: float
+    timeline: Timeline | None = None
+
+
+def _quiet(run: Callable[[int], Step], least_s: float) -> list[Step]:
+    """Steps that had hardly any company; where there are too few, those that had the least."""
+    steps: list[Step] = []
+    while True:
+        steps.append(run(len(steps)))
+        alone = [step for step in steps if step.others <= _COMPANY]
+        spent_s = sum(step.seconds for step in steps)
+        if len(alone) >= _LEAST_STEPS and sum(step.seconds for step in alone) >= least_s:
+            return alone
+        if len(steps) >= 2 * _LEAST_STEPS and spent_s >= _MOST_TIMES * least_s:
+            ranked = sorted(steps, key=lambda step: step.others)
+            return ranked[: max(_LEAST_STEPS, len(alone))]
+
+
+def _run(trainer: Trainer, number: int) -> Step:
     device = trainer.resident.device
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    start = time.perf_counter()
+    company, start = Company(), time.perf_counter()
     trainer._step(number)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    return Step(time.perf_counter() - start, company.processors())
+
+
+class Company:
+    """What other processes do from now on."""
+
+    def __init__(self) -> None:
+        self._start_s, self._others_s = time.perf_counter(), self._seconds()
+
+    def processors(self) -> float:
+        """How many they kept busy on average; those that were taken from this machine count."""
+        others_s = self._seconds() - self._others_s - _TICK_S
+        return max(0.0, others_s) / (time.perf_counter() - self._start_s)
+
+    @staticmethod
+    def _seconds() -> float:
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0)
+        return sum(times) - idle - time.process_time()
 
 
 def schedule_of(cell: Cell, works: list[Any]) -> Schedule:

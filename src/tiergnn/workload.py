@@ -115,8 +115,10 @@ class Term:
     """One kind of work of a stage.
 
     kind "gather": ``amount`` bytes read as rows of ``grain`` bytes, at random, of a ``table``;
-    "matmul": ``amount`` operations, ``grain`` the narrowest of the product's three sizes;
-    "stream": ``amount`` bytes read and written in order. ``launches`` kernels do it.
+    "matmul": ``amount`` operations, ``grain`` the narrowest of the product's three sizes and
+    ``table`` the bytes that one reads and writes; "stream": ``amount`` bytes read and written in
+    order. ``launches`` kernels do it. What some of them take besides: "attend", "draw" and "fresh"
+    as of ``schedule.actions.Work``.
     """
 
     kind: str

@@ -102,11 +102,17 @@ def _device(device: Device) -> list[tuple[str, str]]:
     ]
     if device.elementwise_Bps is not None:
         rows.append(("element by element", _curve(device.elementwise_Bps)))
+    if device.fresh_Bps is not None:
+        rows.append(("fresh pages", format_rate(device.fresh_Bps)))
+    if device.draws_per_s is not None:
+        rows.append(("numbers drawn", f"{device.draws_per_s / 1e9:,.3g} billion/s"))
     rows.append(("random rows", _curve(device.gather_Bps)))
     rows.append(("  in cache", _curve(device.cached_gather_Bps)))
     if device.near_gather_Bps is not None:
         near = format_bytes(device.near_cache_bytes)
         rows.append((f"  in the nearest {near}", _curve(device.near_gather_Bps)))
+    if device.attend_Bps is not None:
+        rows.append(("attention by head", _curve(device.attend_Bps)))
     for dtype, curve in device.matmul_flops.items():
         points = ", ".join(f"{size:.0f}: {rate / 1e9:,.3g}" for size, rate in curve.points)
         rows.append((f"{dtype} products", f"{points} GFLOP/s by width"))

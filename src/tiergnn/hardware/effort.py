@@ -17,7 +17,7 @@ class Effort:
     row_bytes: tuple[int, ...]  # widths of rows
     matmul_flops: float  # of one product
     narrowest: tuple[int, ...]  # widths of products
-    tensor_bytes: tuple[int, ...]  # of operations that make a new tensor
+    tensor_bytes: tuple[int, ...]  # of operations in order
     copy_bytes: int
     processor_time: bool = False  # see ``Clock``
 
@@ -40,8 +40,7 @@ CPU = Effort(
     row_bytes=(16, 64, 256, 1024, 4096),
     matmul_flops=2.0**25,
     narrowest=(4, 16, 64, 256, 512),
-    # On both sides of where the system's allocator goes over to fresh pages for each tensor.
-    tensor_bytes=tuple(int(mib * MIB) for mib in (0.25, 2, 8, 16, 34, 128)),
+    tensor_bytes=tuple(int(mib * MIB) for mib in (0.25, 1, 4, 16, 64)),
     copy_bytes=128 * MIB,
 )
 CUDA = Effort(

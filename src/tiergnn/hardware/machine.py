@@ -97,10 +97,14 @@ class Device:
     near_cache_bytes: int = 0
     near_gather_Bps: Curve | None = None
     pass_bytes: int = 0  # 0: rows are read whole
-    # Operations that make a new tensor, by the bytes that one reads and writes: small tensors stay
-    # in a cache, and the system hands out large ones as pages to be zeroed. None: stream_Bps.
+    # Operations in order, by the bytes that one reads and writes, between others of its size as in
+    # a step: only small ones find in a cache what was written there. None: stream_Bps.
     elementwise_Bps: Curve | None = None
     graph_launch_s: float | None = None  # of one graph operation; None: launch_s
+    fresh_Bps: float | None = None  # pages that the system hands out for large new tensors
+    draws_per_s: float | None = None  # numbers drawn for dropout, beside the pass that draws them
+    # Rows weighed by attention, beside gathering them, by the bytes of one head's row.
+    attend_Bps: Curve | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("cuda", "cpu"):
@@ -115,6 +119,9 @@ class Device:
             launch_s=self.launch_s,
             graph_launch_s=self.graph_launch_s or 0.0,
         )
+        for name in ("fresh_Bps", "draws_per_s"):
+            rate = getattr(self, name)
+            _check_positive(self.name, **({} if rate is None else {name: rate}))
         if self.near_cache_bytes > self.cache_bytes:
             raise ConfigError("a nearer cache is no larger than the last", culprit=self.name)
         if self.near_cache_bytes and self.near_gather_Bps is None:

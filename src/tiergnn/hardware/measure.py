@@ -29,7 +29,10 @@ from tiergnn.hardware.disk_blocks import measure_disk
 from tiergnn.hardware.effort import CPU, CUDA, Effort
 from tiergnn.hardware.machine import OF_HOST, Device, Link, Machine, Tier, in_order_s
 from tiergnn.hardware.measure_compute import (
+    measure_attention,
+    measure_draws,
     measure_elementwise,
+    measure_fresh,
     measure_launch,
     measure_matmul,
     measure_stream,
@@ -256,6 +259,9 @@ def _device(
         pass_bytes=pass_bytes,
         elementwise_Bps=elementwise,
         graph_launch_s=graph_launch_s,
+        fresh_Bps=measure_fresh(clock, effort),
+        draws_per_s=measure_draws(clock, effort),
+        attend_Bps=measure_attention(clock, effort),
     )
 
 

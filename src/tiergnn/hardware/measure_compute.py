@@ -1,6 +1,6 @@
-"""Rates of copies, of operations that make new tensors, of matrix products, and of launches.
+"""Rates of copies, of operations in order, of matrix products, of attention and of launches.
 
-Legend: N rows, D columns.
+Legend: N rows, D columns, E edges, K heads, F columns of a head.
 """
 
 from __future__ import annotations
@@ -13,14 +13,21 @@ from torch import Tensor
 from tiergnn.hardware.clock import Call, Clock
 from tiergnn.hardware.effort import Effort
 from tiergnn.hardware.machine import Curve
+from tiergnn.hardware.measure_rows import DEGREE, random_rowptr
 from tiergnn.kernels.aggregate import aggregate
+from tiergnn.kernels.attention import gat_attention
 from tiergnn.kernels.block import Block
+from tiergnn.kernels.dropout import step_key
+from tiergnn.kernels.epilogue import epilogue
 from tiergnn.kernels.product import linear_rows
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _OTHER = 256  # the products' other width
 _FORMS = 3  # of products, see ``measure_matmul``
 _SMALL, _LAYERS = 16, 8
+_AROUND = 8  # operations of a step between one that writes a tensor and one that reads it
+_HEADS = ((8, 8), (2, 32))  # heads and their columns
+_LEAST_FRAC = 0.02  # of what takes longer: of less than that nothing can be said
 
 
 def measure_stream(clock: Clock, effort: Effort) -> float:
@@ -31,14 +38,85 @@ def measure_stream(clock: Clock, effort: Effort) -> float:
 
 
 def measure_elementwise(clock: Clock, effort: Effort) -> Curve:
-    """Likewise of an operation that makes a new tensor, by the bytes that it reads and writes."""
+    """Likewise of an operation between others of its size, by the bytes that it reads and writes:
+    what it reads was written some operations ago."""
 
     def case(num_bytes: int) -> Call:
-        x_ND = torch.ones(num_bytes // 4 // _OTHER, _OTHER, device=clock.device)
-        return lambda: torch.relu(x_ND)
+        count = max(2, min(_AROUND, effort.most_bytes // (2 * num_bytes)))
+        rows = [torch.ones(num_bytes // 4, device=clock.device) for _ in range(count)]
+        at = 0
+
+        def call() -> None:
+            nonlocal at
+            at = (at + 1) % count
+            torch.clamp_min(rows[at - 1], 0.0, out=rows[at])
+
+        return call
 
     taken = clock.times({size: partial(case, size) for size in effort.tensor_bytes})
     return Curve(tuple((2.0 * size, 2 * size / taken[size]) for size in sorted(taken)))
+
+
+def measure_fresh(clock: Clock, effort: Effort) -> float | None:
+    """Bytes a second of pages that the system hands out anew for a large tensor.
+
+    None on CUDA, whose memory torch keeps.
+    """
+    if clock.is_cuda:
+        return None
+    held = torch.ones(effort.copy_bytes // 4)
+    taken = clock.times({"held": lambda: partial(held.fill_, 1.0),
+                         "fresh": lambda: partial(torch.ones, held.numel())})  # fmt: skip
+    return held.nbytes / _beyond(taken["fresh"], taken["held"])
+
+
+def measure_draws(clock: Clock, effort: Effort) -> float:
+    """Numbers drawn for dropout a second, beside the pass over rows that draws them."""
+    x_ND = torch.ones(max(1, effort.copy_bytes // 8 // 4 // _OTHER), _OTHER, device=clock.device)
+    key = step_key(0, 0, clock.device)
+
+    def case(p: float) -> Call:
+        return lambda: epilogue(x_ND, act="relu", p=p, key=key)
+
+    taken = clock.times({p: partial(case, p) for p in (0.0, 0.5)})
+    return x_ND.numel() / _beyond(taken[0.5], taken[0.0])
+
+
+def measure_attention(clock: Clock, effort: Effort) -> Curve:
+    """Bytes of rows weighed by attention a second, beside gathering them, by the bytes of a head's
+    row: the mean of forward and backward, of a table that a cache holds."""
+    num_rows = max(DEGREE, effort.read_bytes // (64 * 1024))
+    edges, device = DEGREE * num_rows, clock.device
+    generator = torch.Generator(device=device).manual_seed(0)
+    col = torch.randint(num_rows, (edges,), generator=generator, device=device, dtype=torch.int32)
+    block = Block(rowptr=random_rowptr(edges, generator), col=col, num_src=num_rows)
+
+    def case(heads: int, columns: int, attends: bool) -> Call:
+        rows = torch.ones(num_rows, heads, columns, device=device, requires_grad=True)
+        scores = torch.ones(num_rows, heads, device=device, requires_grad=True)
+
+        def call() -> None:
+            if attends:
+                out = gat_attention(block, rows, scores, scores)
+            else:
+                out = aggregate(block, rows.flatten(1)).view_as(rows)
+            torch.autograd.grad(out, rows, torch.ones_like(out))
+
+        return call
+
+    cases = [(*sizes, attends) for sizes in _HEADS for attends in (True, False)]
+    taken = clock.times({key: partial(case, *key) for key in cases})
+    points = []
+    for heads, columns in _HEADS:
+        passed = 2 * edges * heads * columns * 4
+        beside = _beyond(taken[heads, columns, True], taken[heads, columns, False])
+        points.append((4.0 * columns, passed / beside))
+    return Curve(tuple(points))
+
+
+def _beyond(whole_s: float, part_s: float) -> float:
+    """What the whole takes beyond a part that was timed by itself."""
+    return max(whole_s - part_s, _LEAST_FRAC * whole_s)
 
 
 def measure_matmul(clock: Clock, effort: Effort) -> dict[str, Curve]:

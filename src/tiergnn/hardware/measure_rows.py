@@ -41,6 +41,14 @@ class GatherRates:
     memory: Curve
 
 
+def random_rowptr(edges: int, generator: torch.Generator) -> Tensor:
+    """Rows of 16 edges on average and of very different lengths, as graphs have them."""
+    device, shape = generator.device, (edges // DEGREE - 1,)
+    ends = torch.randint(edges + 1, shape, generator=generator, device=device)
+    bounds = torch.tensor([0, edges], device=device)
+    return torch.cat([bounds[:1], ends.sort().values, bounds[1:]])
+
+
 class _Gatherer:
     """Sums of random rows, all from one memory."""
 
@@ -99,14 +107,6 @@ class _Gatherer:
         edges = self._effort.read_bytes // max(row_bytes, 64 + _ID_BYTES)
         return max(DEGREE, edges // DEGREE * DEGREE)
 
-    def _rowptr(self, edges: int) -> Tensor:
-        """Rows of 16 edges on average and of very different lengths, as graphs have them."""
-        device, num_rows = self._clock.device, edges // DEGREE
-        shape = (num_rows - 1,)
-        ends = torch.randint(edges + 1, shape, generator=self._generator, device=device)
-        bounds = torch.tensor([0, edges], device=device)
-        return torch.cat([bounds[:1], ends.sort().values, bounds[1:]])
-
     def _call(self, row_bytes: int, span: int) -> Call:
         block, x_SD = self._case(row_bytes, span)
 
@@ -126,7 +126,7 @@ class _Gatherer:
             device=self._clock.device,
             dtype=torch.int32,
         )
-        rowptr = self._rowptr(edges)
+        rowptr = random_rowptr(edges, self._generator)
         width = row_bytes // 4
         num_src = max(num_rows, edges // DEGREE)
         x_SD = self._memory[: num_src * width].view(num_src, width)

@@ -285,11 +285,9 @@ def _cpu2() -> Machine:
             near_gather_Bps=Curve(
                 ((16, 13 * GB), (64, 50 * GB), (256, 135 * GB), (1024, 130 * GB))
             ),
-            # Below 32 MiB a new tensor is memory used again; above it is pages to be zeroed.
-            elementwise_Bps=Curve(
-                ((MIB, 120 * GB), (32 * MIB, 100 * GB), (63 * MIB, 60 * GB), (66 * MIB, 2.5 * GB))
-            ),
+            elementwise_Bps=Curve(((MIB, 120 * GB), (8 * MIB, 30 * GB), (64 * MIB, 20 * GB))),
             graph_launch_s=40e-6,
+            fresh_Bps=2.9 * GB,
         ),
         host=Tier(23 * GIB, GIB),
         disk=Tier(60 * GIB),

@@ -1,13 +1,15 @@
 """What a run computes, by the operations that torch is asked for: rows gathered, products, and rows
-read and written in order.
+read and written in order; and what some take besides: attention's arithmetic, numbers that dropout
+draws, new tensors of torch's own.
 
-Legend: P rows, S sources, E edges, D columns.
+Legend: P rows, S sources, E edges, K heads, D columns.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -20,7 +22,8 @@ from tiergnn.workload import Size, Term
 
 
 class Done(NamedTuple):
-    """One operation's work of one kind; ``launches`` 0 for what another entry of it launched."""
+    """One operation's work of one kind, as a ``workload.Term``; ``launches`` 0 for what another
+    entry of it launched."""
 
     kind: str
     amount: float
@@ -76,7 +79,7 @@ def terms(law: Law, by_block: Sequence[Sequence[Done]]) -> tuple[Term, ...]:
 def _summed(done: Sequence[Done]) -> list[Done]:
     """One entry a kind, gathers of the widest rows."""
     sums = []
-    for kind in ("gather", "matmul", "stream"):
+    for kind in dict.fromkeys(d.kind for d in done):
         these = [d for d in done if d.kind == kind]
         sums.append(
             Done(
@@ -95,11 +98,21 @@ def _done(name: str, given: Sequence[Any], out: Any) -> list[Done]:
     written = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
     if plain in _NOTHING or not (read or written):
         return []
-    special = _OURS if name.startswith("tiergnn::") else _DENSE
-    make = special.get(plain)
-    if make is not None:
-        return make(given, read, written)
+    ours = name.startswith("tiergnn::")
+    make = (_OURS if ours else _DENSE).get(plain, _in_order)
+    done = make(given, read, written)
+    return done if ours and plain not in _OF_TORCH else done + _fresh(read, written)
+
+
+def _in_order(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
     return [Done("stream", _bytes(*read, *written))]
+
+
+def _fresh(read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """New tensors of torch's allocator; our kernels' rows are of a pool (``kernels.memory``)."""
+    held = {t.untyped_storage().data_ptr() for t in read}
+    new = [t for t in written if t.untyped_storage().data_ptr() not in held]
+    return [Done("fresh", _bytes(t), _row_bytes(t)) for t in new if t.numel()]
 
 
 def _bytes(*tensors: Tensor | None) -> float:
@@ -118,29 +131,65 @@ def _product(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) ->
     left, right = read[-2:]
     sizes = (left.shape[-2], left.shape[-1], right.shape[-1])
     batch = math.prod(left.shape[:-2])
-    return [Done("matmul", 2.0 * batch * math.prod(sizes), min(sizes))]
+    moved = _bytes(*read, *written)
+    return [Done("matmul", 2.0 * batch * math.prod(sizes), min(sizes), moved)]
 
 
 def _rows_product(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
     """Of rows [P, D] with a weight [F, D], or of their gradients [P, F]."""
     sizes = (read[0].shape[0], *read[1].shape)
-    return [Done("matmul", 2.0 * math.prod(sizes), min(sizes))]
+    return [Done("matmul", 2.0 * math.prod(sizes), min(sizes), _bytes(*read, *written))]
 
 
 # Rows by index
 
 
 def _by_index(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
-    """Rows of a table taken or added to by index; a row an index, which is read or written too."""
+    """Rows of a table taken or added to by index; a row an index, which is read or written too.
+
+    What is added to a copy of the table copies it first.
+    """
     table = read[0]
     index = next((t for t in read if not t.is_floating_point()), table)
     count = index.shape[0] if index.dim() else 1
     grain = max(1, _row_bytes(table))
     moved = float(count * grain)
-    return [
+    done = [
         Done("gather", moved, grain, _bytes(table)),
         Done("stream", moved + _bytes(index), launches=0),
     ]
+    if any(t.shape == table.shape and t.data_ptr() != table.data_ptr() for t in written):
+        done.append(Done("stream", 2 * _bytes(table), launches=0))
+    return done
+
+
+# Rows by themselves
+
+
+def _epilogue(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """Forward draws a number for every element where it drops some."""
+    return [*_in_order(given, read, written), *_draws(_chance(given), written[:1])]
+
+
+def _epilogue_grad(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """What relu and dropout left says where they did not; of others the numbers are drawn anew."""
+    done = _in_order(given, read, written)
+    return done if "relu" in given else done + _draws(_chance(given), read[:1])
+
+
+def _dropout(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    return [*_in_order(given, read, written), *_draws(True, written)]
+
+
+def _chance(given: Sequence[Any]) -> bool:
+    """Whether an epilogue drops: p stands after the slope, and both after the name of ``act``."""
+    act = next(i for i, value in enumerate(given) if isinstance(value, str))
+    return given[act + 2] > 0
+
+
+def _draws(dropping: bool, tensors: Sequence[Tensor]) -> list[Done]:
+    count = float(sum(t.numel() for t in tensors))
+    return [Done("draw", count, launches=0)] if dropping else []
 
 
 # Our kernels of a graph, whose first argument is a block's handle
@@ -164,26 +213,39 @@ def _max_grad(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -
 
 def _gat(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
     """Forward gathers rows and scores of sources."""
-    return _rows_by_edge(Block.by_handle(given[0]), read[:2], [*written, *read[2:3]])
+    done = _rows_by_edge(Block.by_handle(given[0]), read[:2], [*written, *read[2:3]])
+    return done + _attended(given, read[0])
 
 
 def _gat_grad(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
     """By source: gradients of destinations' rows, and four numbers a head of theirs."""
     grad, out, best = read[0], read[1], read[2]
     done = _rows_by_edge(Block.by_handle(given[0]), [grad, best, best, best, best], written)
-    return [*done, Done("stream", 2 * _bytes(grad) + _bytes(out), launches=0)]
+    done.append(Done("stream", 2 * _bytes(grad) + _bytes(out), launches=0))
+    return done + _attended(given, grad)
 
 
 def _gatv2(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
-    return _rows_by_edge(Block.by_handle(given[0]), read[:1], [*written, read[1]])
+    done = _rows_by_edge(Block.by_handle(given[0]), read[:1], [*written, read[1]])
+    return done + _attended(given, read[0])
 
 
 def _gatv2_grad(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
     """By source over rows of destinations and gradients; by destination over those of sources."""
     block = Block.by_handle(given[0])
     grad, source, own = read[0], read[4], read[5]
-    first = _rows_by_edge(block, [grad, own], written)
-    return first + _rows_by_edge(block, [source], [grad, own])
+    first = _rows_by_edge(block, [grad, own], written) + _attended(given, grad)
+    return first + _rows_by_edge(block, [source], [grad, own]) + _attended(given, source)
+
+
+def _attended(given: Sequence[Any], rows: Tensor) -> list[Done]:
+    """The arithmetic over every edge and head of rows [S, K, F]. Where some drop, four numbers are
+    drawn at a time, one of which is used; the threshold stands after whether there are loops."""
+    edges, (heads, columns) = Block.by_handle(given[0]).num_edges, rows.shape[1:]
+    head_bytes = columns * rows.element_size()
+    done = [Done("attend", float(edges * heads * head_bytes), head_bytes, launches=0)]
+    threshold = next(b for a, b in pairwise(given) if isinstance(a, bool) and type(b) is int)
+    return done + [Done("draw", 4.0 * edges * heads, launches=0)] * (threshold > 0)
 
 
 def _edge_mean(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
@@ -213,6 +275,9 @@ _OURS: dict[str, Maker] = {
     "gatv2_attention": _gatv2,
     "gatv2_attention_grad": _gatv2_grad,
     "edge_mean": _edge_mean,
+    "epilogue": _epilogue,
+    "epilogue_grad": _epilogue_grad,
+    "dropout": _dropout,
     "product": _rows_product,
     "product_grad_rows": _rows_product,
 }
@@ -225,4 +290,6 @@ _DENSE |= dict.fromkeys(
     ),
     _by_index,
 )  # fmt: skip
+# Of ours, what takes its memory from torch.
+_OF_TORCH = {name for name in _OURS if name.startswith(("gat", "edge", "product"))}
 _NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "lift_fresh", "alias"}

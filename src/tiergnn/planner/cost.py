@@ -1,8 +1,8 @@
 """Cost: the seconds that an action's work takes on a machine, and what measured runs teach of it.
 
-Every kind of work has a class: gather, matmul, stream (operations on rows in order), launch, and
-each link. What the machine's rates say is multiplied by the factor of the class, 1 until ``fit``
-(planner/fit.py) learns a better one.
+Every kind of work has a class: gather, attend, matmul, stream (operations on rows in order), draw,
+fresh, launch, and each link. What the machine's rates say is multiplied by the factor of the class,
+1 until ``fit`` (planner/fit.py) learns a better one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, unknown
-from tiergnn.hardware.machine import LINKS, Curve, Device, Machine, hit_frac
+from tiergnn.hardware.machine import LINKS, Device, Machine, hit_frac
 from tiergnn.schedule.actions import Action, Lane, Work
 
 FORMAT = "tiergnn-costs"
 VERSION = 1
-CLASSES = ("gather", "matmul", "stream", "launch", *LINKS)
+CLASSES = ("gather", "attend", "matmul", "stream", "draw", "fresh", "launch", *LINKS)
+_FRESH_FROM_BYTES = 32 * 2**20  # a smaller tensor gets memory that an earlier one gave back
 
 
 class LinkUse(NamedTuple):
@@ -129,13 +130,36 @@ def _shares(machine: Machine, work: Work, lane: Lane, streamed: float) -> Iterat
         yield Share("launch", work.launches * _graph_launch_s(device))
         yield Share("gather", work.amount * gather_s_per_byte(device, work, streamed))
         return
+    if work.kind in ("attend", "draw", "fresh"):
+        yield Share(work.kind, _beside_s(device, work))
+        return
     if work.launches:
         yield Share("launch", work.launches * device.launch_s)
     if work.kind == "matmul":
-        dtype = "float32" if work.place == "device" else work.place
-        yield Share("matmul", work.amount / device.matmul_of(dtype).at(max(1, work.grain)))
+        yield from _product(device, work)
     else:
         yield Share("stream", _stream_s(device, work))
+
+
+def _beside_s(device: Device, work: Work) -> float:
+    """What an operation takes beside its bytes; nothing where the machine has no rate of it."""
+    if work.kind == "attend":
+        return 0.0 if device.attend_Bps is None else work.amount / device.attend_Bps.at(work.grain)
+    rate = device.draws_per_s if work.kind == "draw" else device.fresh_Bps
+    small = work.kind == "fresh" and work.amount < work.launches * _FRESH_FROM_BYTES
+    return 0.0 if rate is None or small else work.amount / rate
+
+
+def _product(device: Device, work: Work) -> Iterator[Share]:
+    """Arithmetic by the narrowest width, and bytes: one after the other on a CPU, at once on CUDA,
+    where the longer of the two counts."""
+    dtype = "float32" if work.place == "device" else work.place
+    flops_s = work.amount / device.matmul_of(dtype).at(max(1, work.grain))
+    bytes_s = work.launches * _in_order_s(device, float(work.span))
+    if device.kind == "cpu" or flops_s >= bytes_s:
+        yield Share("matmul", flops_s)
+    if device.kind == "cpu" or flops_s < bytes_s:
+        yield Share("stream", bytes_s)
 
 
 def _link_of(work: Work, lane: Lane, device: Device) -> str | None:
@@ -175,16 +199,17 @@ def gather_s_per_byte(device: Device, work: Work, streamed: float = 0.0) -> floa
 
 
 def _stream_s(device: Device, work: Work) -> float:
-    """Without a launch it is what a kernel streams besides its gathers: it makes no tensor."""
+    """Without a launch it is what a kernel streams besides its gathers."""
     if not work.launches:
         return device.in_order_s(work.amount)
-    if device.elementwise_Bps is None:
-        return work.amount / device.stream_Bps
-    return work.launches * _elementwise_s(device.elementwise_Bps, work.amount / work.launches)
+    return work.launches * _in_order_s(device, work.amount / work.launches)
 
 
-def _elementwise_s(curve: Curve, num_bytes: float) -> float:
+def _in_order_s(device: Device, num_bytes: float) -> float:
     """Of one operation; never less than that of a smaller one, however the rates were measured."""
+    curve = device.elementwise_Bps
+    if curve is None:
+        return num_bytes / device.stream_Bps
     if not num_bytes:
         return 0.0
     smaller = [size / rate for size, rate in curve.points if size < num_bytes]

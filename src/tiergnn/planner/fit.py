@@ -15,12 +15,12 @@ from scipy.optimize import nnls
 
 from tiergnn.errors import PlanError
 from tiergnn.planner.cost import CLASSES, Costs
-from tiergnn.schedule.actions import Action
+from tiergnn.schedule.actions import Action, Op
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 
 _HOLD = 1e-3  # weight of "stays as it was", where one sample's relative error weighs 1
-_LEAST_FRAC = 1e-3  # of a step: below it an action's error is measured against this much
+_LEAST_FRAC = 0.05  # of a step: below it an action's error is measured against this much
 _LEAST_FACTOR = 0.01  # no work is free
 
 
@@ -60,6 +60,7 @@ class Fit:
 def fit(costs: Costs, samples: Iterable[tuple[Schedule, Timeline]]) -> Fit:
     """Learn from steps that were run: each span is its action's seconds, alone on its lane.
 
+    The moments of a statistic are work of its stage's FORWARD, and their seconds count to it.
     Raises PlanError where a timeline is not of its schedule, or nothing in it takes time.
     """
     actions: list[Action] = []
@@ -143,8 +144,9 @@ def _by_class(costs: Costs, action: Action) -> list[float]:
 
 def _pairs(schedule: Schedule, timeline: Timeline) -> list[tuple[Action, float]]:
     by_index = {action.index: action for action in schedule.actions}
-    pairs = []
-    for span in timeline.spans:
+    pairs: list[tuple[Action, float]] = []
+    before: dict[tuple[int, int, int], float] = defaultdict(float)  # seconds of moments by place
+    for span in sorted(timeline.spans, key=lambda span: span.index):
         action = by_index.get(span.index)
         if action is None or action.label != span.label:
             raise PlanError(
@@ -152,5 +154,11 @@ def _pairs(schedule: Schedule, timeline: Timeline) -> list[tuple[Action, float]]
                 f"the action {action.label if action else 'missing'!r}",
                 culprit=schedule.strategy,
             )
-        pairs.append((action, span.end_s - span.start_s))
+        seconds, place = span.end_s - span.start_s, (action.rank, action.stage, action.part)
+        if action.op in (Op.MOMENTS, Op.COMMIT) and not action.work:
+            before[place] += seconds
+            continue
+        if action.op in (Op.FORWARD, Op.RECOMPUTE):
+            seconds += before.pop(place, 0.0)
+        pairs.append((action, seconds))
     return pairs
