@@ -269,6 +269,15 @@ class Draft:
         """The stages that take moments of a tensor."""
         return [s for s in self.workload.stages if s.moments_of == name]
 
+    @property
+    def ending(self) -> StageWork | None:
+        """The stage that makes the output alone, where nobody else reads that. Its forward and its
+        backward are one visit, with the loss between them."""
+        out = self.workload.output
+        stage = next(s for s in self.workload.stages if out in s.writes)
+        read = self.users(out) or self.statistics(out) or stage.writes != (out,)
+        return None if read else stage
+
     # Buffers
 
     def own(self, name: str, rank: int) -> str:

@@ -138,7 +138,7 @@ class _Sliced:
             self._forward(stage)
         draft.clear_gradients(0)
         for stage in reversed(self._stages):
-            if self._columns.graded.intersection(stage.writes):
+            if stage is draft.ending or self._columns.graded.intersection(stage.writes):
                 self._backward(stage)
             self._moments.free(stage)
         self._close()
@@ -177,8 +177,8 @@ class _Sliced:
     def _forward(self, stage: StageWork) -> None:
         if stage.moments_of:
             self._statistic(stage)
-        if not stage.writes:
-            return  # moments for later stages
+        if not stage.writes or (self._training and stage is self._draft.ending):
+            return  # moments for later stages; rows that backward makes
         if stage.kind == "graph":
             self._columns.aggregate(stage, Op.AGGREGATE)
         for name in stage.writes:
@@ -189,6 +189,10 @@ class _Sliced:
         again = stage.index in self._draft.knobs.recompute or not self._training
         if again and stage.kind == "graph":
             self._slices.drop(f"sum.s{stage.index}")
+        self._drop_read(stage)
+
+    def _drop_read(self, stage: StageWork) -> None:
+        """What no forward reads after a stage, and no backward."""
         for name in dict.fromkeys((*stage.gathers, *stage.reads)):
             last = self._draft.users(name)[-1] is stage and not self._awaited(name, stage)
             if last and not self._draft.of_edges(name) and not self._read_again(name):
@@ -307,7 +311,10 @@ class _Sliced:
     def _backward(self, stage: StageWork) -> None:
         draft, slices = self._draft, self._slices
         graph, total = stage.kind == "graph", f"sum.s{stage.index}"
-        if graph and stage.index in draft.knobs.recompute:
+        if graph and stage is draft.ending:
+            self._columns.aggregate(stage, Op.AGGREGATE)
+            self._drop_read(stage)
+        elif graph and stage.index in draft.knobs.recompute:
             self._columns.aggregate(stage, Op.RECOMPUTE)
         self._moments.clear_grads(stage)
         added = {n for n in self._rowwise(stage) if n in self._columns.graded}
@@ -346,6 +353,9 @@ class _Sliced:
         outputs, saved = self._compute(stage, block, Op.RECOMPUTE)
         for name, buffer in block.grads.items():
             self._slices.fill_rows(f"{name}.grad", part, buffer)
+        if stage is draft.ending:
+            out = draft.workload.output
+            block.grads[out] = draft.loss(0, part, outputs[out])
         for name, buffer in outputs.items():
             if name in block.grads:
                 self._moments.give_back(name, part, buffer, block.grads[name])

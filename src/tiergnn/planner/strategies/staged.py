@@ -71,7 +71,7 @@ class Staged:
             self._forward(stage)
         draft.clear_gradients(0)
         for stage in reversed(self._stages):
-            if self._graded.intersection(stage.writes):
+            if stage is draft.ending or self._graded.intersection(stage.writes):
                 self._backward(stage)
             self._moments.free(stage)
         self._close()
@@ -130,8 +130,8 @@ class Staged:
         draft = self._draft
         if stage.moments_of:
             self._statistic(stage)
-        if not stage.writes:
-            return  # moments for later stages
+        if not stage.writes or (self._training and stage is self._draft.ending):
+            return  # moments for later stages; rows that backward makes
         for name in stage.writes:
             self._gathering.heat(name)
         for visit in ahead(self._walk(), partial(self._begin, stage)):
@@ -298,7 +298,7 @@ class Staged:
         graph = stage.kind == "graph"
         visit.topology, visit.extra = self._gathering.bring_topology(part, backward=graph)
         for name in stage.gathers:
-            if self._snapshot:
+            if self._snapshot and stage is not draft.ending:
                 entry = f"{name}.p{part}.in.s{stage.index}"
                 sources = draft.extent(part).sources
                 holds = Content(What.SOURCES, name, part)
@@ -316,6 +316,9 @@ class Staged:
         draft, stage, part = self._draft, visit.stage, visit.part
         extent = draft.extent(part)
         self._compute(visit, Op.RECOMPUTE)
+        if stage is draft.ending:
+            out = draft.workload.output
+            visit.grads[out] = draft.loss(0, part, visit.outputs[out])
         for name, buffer in visit.outputs.items():
             if name in visit.grads:
                 self._moments.give_back(name, part, buffer, visit.grads[name])
