@@ -17,7 +17,7 @@ from tiergnn.memory.disk import DiskRows
 from tiergnn.memory.pinning import page_bytes, process_pinning
 from tiergnn.memory.scratch import Scratch
 from tiergnn.runtime.buffers import Buffers
-from tiergnn.runtime.parts import Parts, moved, pinned
+from tiergnn.runtime.parts import Parts, moved, pinned, sort_edges
 from tiergnn.runtime.rows import Rows
 from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Buffer
@@ -48,8 +48,8 @@ class Given:
         there, and in host memory, since sorting them takes several times their bytes."""
         given = [(b, b.holds) for b in schedule.buffers if b.given and b.holds is not None]
         for _, holds in given:
-            if holds.what is What.OUT_EDGES and self._device.type == "cuda":
-                _ = self._parts.block(holds.part).transposed
+            if holds.what is not What.ROWS and self._device.type == "cuda":
+                sort_edges(self._parts.block(holds.part), out=holds.what is What.OUT_EDGES)
         for buffer, holds in given:
             if holds.what is What.ROWS:
                 key = holds, buffer.tier

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -150,7 +151,29 @@ def moved(block: Block, device: torch.device) -> Block:
     """
     if device == block.device:
         return block
-    return _with(block, [array.to(device, non_blocking=True) for array in _arrays(block).values()])
+    arrays = [array.to(device, non_blocking=True) for array in _arrays(block).values()]
+    there, bare = _with(block, arrays), vars(block).get("without_loops")
+    if bare is not None:
+        vars(there)["without_loops"] = there if bare is block else moved(bare, device)
+    return there
+
+
+def sort_edges(block: Block, *, out: bool) -> None:
+    """Make on the CPU what a device would need several times its bytes for: edges without loops,
+    and out-edges."""
+    if not _has_loops(block.rowptr.numpy(), block.col.numpy()):
+        vars(block)["without_loops"] = block
+    for edges in {block, block.without_loops} if out else ():
+        _ = edges.transposed
+
+
+@numba.njit(cache=True, nogil=True)
+def _has_loops(rowptr, col):
+    for row in range(rowptr.size - 1):
+        for e in range(rowptr[row], rowptr[row + 1]):
+            if col[e] == row:
+                return True
+    return False
 
 
 def pinned(block: Block) -> tuple[Block, Tensor]:
@@ -162,7 +185,10 @@ def pinned(block: Block) -> tuple[Block, Tensor]:
     for start, array in zip(starts.tolist(), arrays, strict=False):
         place = memory[start : start + array.numel() * array.element_size()]
         copies.append(place.view(array.dtype).copy_(array))
-    return _with(block, copies), memory
+    there, bare = _with(block, copies), vars(block).get("without_loops")
+    if bare is not None:
+        vars(there)["without_loops"] = there if bare is block else bare
+    return there, memory
 
 
 def _arrays(block: Block) -> dict[str, Tensor]:
