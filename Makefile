@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 CODE = src tests benchmarks examples
 
-.PHONY: demo test lint slow gpu bench-gpu clean
+.PHONY: demo test lint slow gpu bench-gpu gpu-ranks clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,11 @@ gpu:
 HALF ?= 1 2
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu_all.py --half $(HALF)
+
+# On a machine with 2, 4 or 8 GPUs, some 8 minutes; what ranks, cells and ways are: `--help`.
+RANKS_ARGS ?=
+gpu-ranks:
+	PYTHONPATH=src $(PYTHON) benchmarks/ranks_gpu.py $(RANKS_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist
