@@ -29,6 +29,7 @@ from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Span, Timeline
 
 _HOST_LANES = (Lane.HOST, Lane.DISK_READ, Lane.DISK_WRITE)
+_DEVICE_LANES = {str(lane) for lane in (Lane.H2D, Lane.D2H)}
 
 
 class Stopped(Exception):  # noqa: N818 - a wish, no error
@@ -99,7 +100,11 @@ class StagedWalk:
             **(more or {}),
         }
         own = [action for action in schedule.actions if action.rank == rank]
-        self._lanes = sorted({str(a.lane) for a in own} - {str(Lane.COMPUTE)})
+        lanes = {str(a.lane) for a in own} - {str(Lane.COMPUTE)}
+        cuda = buffers.device.type == "cuda"
+        # What a GPU does is only queued: without work on host memory one thread queues it all.
+        self._queued = lanes if cuda and lanes <= _DEVICE_LANES else set[str]()
+        self._lanes = sorted(lanes - self._queued)
         self._steps = [action for action in own if action.op is not Op.STEP]
         for action in self._steps:
             if action.op not in self._does:
@@ -113,8 +118,7 @@ class StagedWalk:
                         culprit=str(action),
                         hint="a plan without hot_frac",
                     )
-        cuda = buffers.device.type == "cuda"
-        self._streams = {lane: torch.cuda.Stream(buffers.device) for lane in self._lanes if cuda}
+        self._streams = {lane: torch.cuda.Stream(buffers.device) for lane in lanes if cuda}
         self.stopped: Callable[[], bool] = lambda: False  # asked before every action
         self._spans: list[Span] = []
         self._ends: dict[int, torch.cuda.Event] = {}
@@ -156,6 +160,9 @@ class StagedWalk:
         for action in self._steps:
             if self.stopped():
                 raise Stopped
+            if action.lane in self._queued:
+                self._do(action, begun)
+                continue
             waits = [tickets[i] for i in action.after if i in tickets]
             if action.lane is not Lane.COMPUTE:
                 tickets[action.index] = lanes.submit(

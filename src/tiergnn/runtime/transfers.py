@@ -9,6 +9,8 @@ Legend: P rows of one part, S source rows it reads, N rows of one transfer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ from tiergnn.schedule.contents import Content, What
 Decode = Callable[[Tensor, slice], Tensor]
 _OWN = (What.ROWS, What.GRAD)
 _PIECE_BYTES = 2**26  # of rows that are converted on the way
+_TOGETHER = 8  # slices that pass through one buffer
 _TOPOLOGY = (What.TOPOLOGY, What.OUT_EDGES)
 
 
@@ -42,6 +45,8 @@ class Transfers:
         """Gives the bytes that went over the link, as stored."""
         if self._in_place(action):
             return self._gather(action)
+        if (pieces := self._pieces_of(action)) is not None:
+            return move_pieces(*pieces)
         return sum(
             self._copy(source, target) for target in action.writes for source in action.reads
         )
@@ -71,6 +76,31 @@ class Transfers:
         if grad is not None:
             rows, values = (self._buffers.get(kinds[w]) for w in (What.ROWS, What.MOMENTS))
             self._buffers.get(target).add_(moments_grad(rows, values, grad))
+
+    def _pieces_of(self, action: Action) -> tuple[list[Tensor], Tensor, bool] | None:
+        """Of slices and a block of rows on a GPU: the rows of each slice, the columns of the block
+        that these are, whether they go to it. None for any other copy."""
+        if self._buffers.device.type != "cuda" or isinstance(self._parts, Parts):
+            return None
+        into = len(action.reads) > 1
+        many, (one,) = (action.reads, action.writes) if into else (action.writes, action.reads)
+        block = self._buffers.holds(one)
+        tiers = {self._buffers.tier(name) for name in many}
+        if len(many) < 2 or block.part < 0 or block.columns or "disk" in tiers:
+            return None
+        if self._buffers.tier(one) != "device" or block.of in self._decode:
+            return None
+        rows, _ = self._place(one)
+        many = sorted(many, key=lambda name: self._place(name)[1].start)
+        places = [self._place(name)[1] for name in many]
+        room = self._buffers.room if into else self._buffers.get
+        table = _table(cast(Tensor, room(one)), self._place(one))
+        homes = self._buffers.get if into else self._buffers.room
+        slices = [
+            _table(cast(Tensor, homes(name)), (self._place(name)[0], columns))[rows]
+            for name, columns in zip(many, places, strict=True)
+        ]
+        return slices, table[:, places[0].start : places[-1].stop], into
 
     def _in_place(self, action: Action) -> bool:
         """Whether a kernel reads rows of others where they lie in host memory."""
@@ -202,6 +232,29 @@ class Transfers:
             total.copy_(total.float() + values)
         else:
             total[places.rows] = (total[places.rows].float() + values).to(total.dtype)
+
+
+def move_pieces(slices: list[Tensor], block: Tensor, into: bool) -> int:
+    """Between rows [P, C] of slices and a block [P, D] on the device of all their columns, a few
+    slices at once: copies that cross a link have one piece of memory on either side. Gives the
+    bytes that crossed."""
+    first = 0
+    for width, group in groupby(slices, key=lambda one: one.shape[1]):
+        alike = list(group)
+        for start in range(0, len(alike), _TOGETHER):
+            some = alike[start : start + _TOGETHER]
+            columns = block[:, first : first + len(some) * width]
+            turned = columns.unflatten(1, (len(some), width)).transpose(0, 1)
+            if into:
+                passing = torch.empty(turned.shape, dtype=some[0].dtype, device=block.device)
+                torch._foreach_copy_(passing.unbind(0), some, non_blocking=True)
+                turned.copy_(passing)
+            else:
+                passing = torch.empty(turned.shape, dtype=some[0].dtype, device=block.device)
+                passing.copy_(turned)
+                torch._foreach_copy_(some, passing.unbind(0), non_blocking=True)
+            first += len(some) * width
+    return sum(one.numel() * one.element_size() for one in slices if one.device.type == "cpu")
 
 
 def _table(rows: Tensor, place: tuple[slice, slice]) -> Tensor:
