@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,24 +70,29 @@ class Histogram:
 
         What a least-recently-used cache holds is Che's approximation (Che, Tung and Wang, 2002).
         """
-        degrees = np.asarray(self.degrees, np.float64)
-        counts = np.asarray(self.counts, np.float64)
-        reads = float(degrees @ counts)
-        if not reads:
-            return 1.0
-        share = 0.1
-        kept, chance = share * counts.sum(), degrees / reads
-        if kept >= counts[degrees > 0].sum():
-            return _LEAST_EVENNESS
-        low, high = -50.0, 100.0  # logarithm of the reads for which a row stays
-        held = chance
-        for _ in range(60):
-            middle = (low + high) / 2
-            held = -np.expm1(-chance * np.exp(middle))
-            low, high = (middle, high) if counts @ held < kept else (low, middle)
-        hits = float((counts * chance) @ held)
-        evenness = share * (1 - hits) / (hits * (1 - share))
-        return round(min(1.0, max(_LEAST_EVENNESS, evenness)), 4)
+        return _evenness(self)
+
+
+@lru_cache(maxsize=64)  # every schedule of a graph asks for it
+def _evenness(histogram: Histogram) -> float:
+    degrees = np.asarray(histogram.degrees, np.float64)
+    counts = np.asarray(histogram.counts, np.float64)
+    reads = float(degrees @ counts)
+    if not reads:
+        return 1.0
+    share = 0.1
+    kept, chance = share * counts.sum(), degrees / reads
+    if kept >= counts[degrees > 0].sum():
+        return _LEAST_EVENNESS
+    low, high = -50.0, 100.0  # logarithm of the reads for which a row stays
+    held = chance
+    for _ in range(60):
+        middle = (low + high) / 2
+        held = -np.expm1(-chance * np.exp(middle))
+        low, high = (middle, high) if counts @ held < kept else (low, middle)
+    hits = float((counts * chance) @ held)
+    evenness = share * (1 - hits) / (hits * (1 - share))
+    return round(min(1.0, max(_LEAST_EVENNESS, evenness)), 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

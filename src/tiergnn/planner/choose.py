@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -23,6 +26,8 @@ from tiergnn.workload import Extent, Workload
 
 ON_ONE = ("resident", "sliced", "grinnder", "hongtu")
 ON_SEVERAL = ("halo", "leo", "nfp", "mgg", "uva")
+_FLAGS = {"device": "device_memory", "host": "host_memory", "disk": "disk"}
+_MISSES = 4  # told where nothing fits
 _RECOMPUTES = 12  # sets of stages tried, spread over the frontier
 _RECOMPUTES_OF_RANKS = 4
 
@@ -45,6 +50,19 @@ class Trial:
     @property
     def seconds(self) -> float:
         return float("inf") if self.plan is None else self.plan.seconds
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which walks over all actions again and again (a third of the
+    time) and finds nothing: they are in no circles."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +90,15 @@ class Choosing:
     most_slices: int = 32
 
     def layout(self, num_parts: int) -> Layout:
-        if self.layout_of is not None:
-            return self.layout_of(num_parts)
-        return expected_layout(self.shape, num_parts)
+        """The graph in so many parts, counted or drawn up once."""
+        if num_parts not in self._layouts:
+            made = self.layout_of or partial(expected_layout, self.shape)
+            self._layouts[num_parts] = made(num_parts)
+        return self._layouts[num_parts]
+
+    @cached_property
+    def _layouts(self) -> dict[int, Layout]:
+        return {}
 
     def trial(self, name: str, knobs: Knobs, workload: Workload | None = None) -> Trial:
         """Write, prove and clock one plan."""
@@ -111,13 +135,14 @@ class Choosing:
             if name not in STRATEGIES:
                 raise unknown("strategy", name, STRATEGIES)
         found = []
-        for count in self.counts:
-            known = ON_ONE if count == 1 else ON_SEVERAL
-            if strategies and not self.fewer:
-                known = tuple(strategies)  # what does not go with the number of ranks says so
-            for name in known:
-                if not strategies or name in strategies:
-                    found += self._of(name, count)
+        with _uncollected():
+            for count in self.counts:
+                known = ON_ONE if count == 1 else ON_SEVERAL
+                if strategies and not self.fewer:
+                    known = tuple(strategies)  # what does not go with the number of ranks says so
+                for name in known:
+                    if not strategies or name in strategies:
+                        found += self._of(name, count)
         return found
 
     def _of(self, name: str, ranks: int) -> Iterator[Trial]:
@@ -158,8 +183,12 @@ class Choosing:
         return list(dict.fromkeys([(), *found]))
 
 
-def _short(trial: Trial) -> tuple[str, int] | None:
-    return None if trial.refused is None else trial.refused.short
+def _shorts(trial: Trial) -> dict[str, int]:
+    """Each tier that a plan overfills, and the bytes that would have done."""
+    error = trial.refused
+    if error is None or error.short is None:
+        return {}
+    return dict((error.short, *error.also_short))
 
 
 def best(trials: Sequence[Trial], *, has_disk: bool = True) -> Plan:
@@ -176,27 +205,29 @@ def best(trials: Sequence[Trial], *, has_disk: bool = True) -> Plan:
 
 
 def _refusal(trials: Sequence[Trial], has_disk: bool) -> PlanError:
-    """The nearest miss of each tier, the nearest of all first."""
-    nearest: dict[str, Trial] = {}
-    for trial in sorted(trials, key=lambda one: (_short(one) or ("", 0))[1]):
-        short = _short(trial)
-        if short is not None:
-            nearest.setdefault(short[0], trial)
-    if not nearest:
+    """The nearest misses: of those that no other beats in every tier, the least short first."""
+    missed = [trial for trial in trials if _shorts(trial)]
+    if not missed:
         reasons = dict.fromkeys(str(trial.refused) for trial in trials)
         return PlanError("no strategy can plan this\n" + "\n".join(reasons))
+    needs = np.array([[_shorts(one).get(tier, 0) for tier in _FLAGS] for one in missed], float)
+    kept = sorted(pareto.undominated(needs).tolist(), key=lambda i: needs[i].sum())
+    nearest = [missed[i] for i in kept[:_MISSES]]
     told, ways = [], []
-    for tier, trial in nearest.items():
+    for trial in nearest:
         assert trial.refused is not None
-        needed = (_short(trial) or ("", 0))[1]
         told.append(trial.refused.problem)
-        flag = {"device": "device_memory", "host": "host_memory"}.get(tier, tier)
-        by = f"{trial.strategy} {trial.text}"
-        ways.append(f"{flag} of {needed:,} bytes ({format_bytes(needed)}), by {by}")
-    if "host" in nearest and not has_disk:
+        each = (
+            f"{_FLAGS[tier]} of {needed:,} bytes ({format_bytes(needed)})"
+            for tier, needed in _shorts(trial).items()
+        )
+        ways.append(f"{' and '.join(each)}, by {trial.strategy} {trial.text}")
+    if any("host" in _shorts(trial) for trial in nearest) and not has_disk:
         ways.append("disk=FOLDER (--disk), whose disk holds what memory cannot")
     error = PlanError("no plan fits\n" + "\n".join(told), hint="\n  or:  ".join(ways))
-    error.short = next(_short(trial) for trial in nearest.values())
+    first = nearest[0].refused
+    assert first is not None
+    error.short, error.also_short = first.short, first.also_short
     return error
 
 

@@ -17,7 +17,7 @@ from tiergnn.planner.strategies.known import KNOBS
 if TYPE_CHECKING:
     from tiergnn.planner.choose import Choosing, Trial
 
-_BLOCKS = 4  # of rows for each slice of columns: both shrink what is at hand at once
+_BLOCKS = 2  # of rows for each slice of columns: about as much is at hand of either at once
 _TOLERANCE = 1.05  # of what two cuts tell of a third
 _LYING = 0.9  # of what is held off the device: rows that lie there; the rest passes through
 _FITTING = 2  # cuts that fit: the fewest, and twice as many
@@ -75,7 +75,7 @@ def staged(asked: Choosing, name: str) -> Iterator[Trial]:
             any_fits |= fits
             if fits and not asked.thorough:
                 break
-    if not any_fits and name != "sliced":  # whose finest cut takes long to write
+    if not any_fits:
         dtypes = [Way("storage", dtype, ()) for dtype in asked.storage[-1:]]
         finest = search.cuts((*dtypes, *ways))[-1]
         if finest not in tried:
@@ -84,11 +84,13 @@ def staged(asked: Choosing, name: str) -> Iterator[Trial]:
 
 @dataclass(slots=True)
 class _Search:
-    """What was refused so far: (place, number of the cut) -> the tiers that were short."""
+    """What was refused so far: (place, number of the cut) -> the tiers that were short; and what
+    fits."""
 
     asked: Choosing
     name: str
     refused: dict[tuple[Place, int], frozenset[str]] = field(default_factory=dict)
+    fits: set[tuple[frozenset[Way], int]] = field(default_factory=set)
 
     def at(self, place: Place) -> Iterator[Trial]:
         """The coarsest cuts that fit and finer ones, or else the last refusal."""
@@ -99,8 +101,12 @@ class _Search:
             if self._hopeless(place, i):
                 i, before = i + 1, None
                 continue
+            if self._needless(place, i):
+                fitting, i = fitting + 1, i + 1
+                continue
             trial = self.asked.trial(self.name, cuts[i])
             if trial.plan is not None:
+                self.fits.add((frozenset(place), i))
                 fitting, i = fitting + 1, i + 1
                 yield trial
                 continue
@@ -135,6 +141,12 @@ class _Search:
                 if tiers - relieved:
                     return True
         return False
+
+    def _needless(self, place: Place, cut: int) -> bool:
+        """Whether all fits in host memory at the cut: a disk, whose cache would hold all that it
+        holds, only adds reads."""
+        nearer = frozenset(way for way in place if way.knob != "tier")
+        return len(nearer) < len(place) and (nearer, cut) in self.fits
 
     def _next(self, place: Place, before: Short | None, now: Short, tier: str, count: int) -> int:
         """The coarsest cut at which a tier that was short may hold all; ``count`` where none may.

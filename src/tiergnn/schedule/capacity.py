@@ -5,7 +5,7 @@ before them. The fullest of them ends with some RESERVE e. Of any chain of reser
 each happening before the next, such a moment holds what stands before e at least, and nothing that
 stands after it. So the sum over chains of the largest balance between those two is never below the
 truth; where one rank's reserves and releases are one chain, and no other rank shares the tier, it
-is the truth.
+is the truth. So is the walk in order, where each RESERVE waits for all releases issued before it.
 
 Legend: M reserves and releases of one chain, N reserves.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,16 +67,40 @@ class Tables:
                     held = events[buffer.rank, buffer.tier]
                     held[i] = held.get(i, 0) + sign * buffer.num_bytes
         self._events = events
-        self._chains = {place: self._chained(tuple(held)) for place, held in events.items()}
+        self._chains: dict[Place, list[list[int]]] = {}
+
+    @cached_property
+    def _in_order(self) -> dict[Place, Fullest]:
+        return held_in_order(self._schedule)
+
+    def takes_turns(self, place: Place) -> bool:
+        """Whether each RESERVE comes after every RELEASE that was issued before it.
+
+        Then no moment holds more than the walk in order does right after the last issued of the
+        reserves that are done by then: all releases before that one are done as well.
+        """
+        order, actions = self._order, self._schedule.actions
+        events = np.array(sorted(self._events.get(place, ())), np.int64)
+        gives = np.array([actions[i].op is Op.RELEASE for i in events], bool)
+        reserves, releases = events[~gives], events[gives]
+        for chain in np.unique(order.chain[releases]):
+            own = releases[order.chain[releases] == chain]
+            earlier = np.searchsorted(own, reserves)
+            last = own[np.maximum(earlier - 1, 0)]
+            if np.any((earlier > 0) & (order.done[reserves, chain] < order.place[last])):
+                return False
+        return True
 
     @property
     def places(self) -> tuple[Place, ...]:
         """(rank, tier) of all buffers, ascending."""
         return tuple(sorted({(buffer.rank, buffer.tier) for buffer in self._schedule.buffers}))
 
-    def _chained(self, events: Sequence[int]) -> list[list[int]]:
-        chains: list[list[int]] = []
-        for i in events:
+    def _chained(self, place: Place) -> list[list[int]]:
+        if place in self._chains:
+            return self._chains[place]
+        chains = self._chains[place] = []
+        for i in self._events.get(place, ()):
             chain = next((chain for chain in chains if self._order.before(chain[-1], i)), None)
             if chain is None:
                 chains.append([i])
@@ -85,6 +110,8 @@ class Tables:
 
     def fullest(self, places: Sequence[Place]) -> Fullest:
         """The fullest moment of several ranks' shares of one tier, together."""
+        if len(places) == 1 and self.takes_turns(places[0]):
+            return self._in_order[places[0]]
         order = self._order
         given = [buffer for place in places for buffer in self._given.get(place, ())]
         base = sum(buffer.num_bytes for buffer in given)
@@ -102,7 +129,7 @@ class Tables:
         totals = np.full(reserves.size, base, np.int64)
         windows = []
         for place in places:
-            for chain in self._chains.get(place, ()):
+            for chain in self._chained(place):
                 events = np.array(chain, np.int64)
                 deltas = [self._events[place][i] for i in chain]
                 balance = np.concatenate([[0], np.cumsum(np.array(deltas, np.int64))])
@@ -135,6 +162,43 @@ class Tables:
                 count[name] += 1 if action.op == Op.RESERVE else -1
         buffers = (self._schedule.buffer_of[name] for name, held in count.items() if held > 0)
         return tuple(buffer for buffer in buffers if (buffer.rank, buffer.tier) in places)
+
+
+def held_in_order(schedule: Schedule) -> dict[Place, Fullest]:
+    """(rank, tier) -> its fullest moment where actions are done one by one, in their order.
+
+    No less is ever proven, as that is one of the interleavings. No more is of one rank's schedule
+    that a Writer wrote, where reserves take turns (``Tables.takes_turns``).
+    """
+    held: dict[Place, int] = defaultdict(int)
+    for buffer in schedule.buffers:
+        held[buffer.rank, buffer.tier] += buffer.num_bytes if buffer.given else 0
+    fullest = {place: (num_bytes, -1) for place, num_bytes in held.items()}
+    changes: list[tuple[int, int, Buffer]] = []
+    for action in schedule.actions:
+        if action.op is not Op.RESERVE and action.op is not Op.RELEASE:
+            continue
+        sign = 1 if action.op is Op.RESERVE else -1
+        for name in action.writes:
+            buffer = schedule.buffer_of[name]
+            place = (buffer.rank, buffer.tier)
+            held[place] += sign * buffer.num_bytes
+            changes.append((action.index, sign, buffer))
+        for place in {(b.rank, b.tier) for b in map(schedule.buffer_of.__getitem__, action.writes)}:
+            if held[place] > fullest[place][0]:
+                fullest[place] = (held[place], action.index)
+    count = {b.name: int(b.given) for b in schedule.buffers}
+    for index, sign, buffer in changes:
+        if index <= fullest[buffer.rank, buffer.tier][1]:
+            count[buffer.name] += sign
+    there: dict[Place, list[Buffer]] = defaultdict(list)
+    for buffer in schedule.buffers:
+        if count[buffer.name] > 0:
+            there[buffer.rank, buffer.tier].append(buffer)
+    return {
+        place: Fullest(num_bytes=num_bytes, index=index, buffers=tuple(there[place]))
+        for place, (num_bytes, index) in fullest.items()
+    }
 
 
 def _before(order: Order, chain: Longs, reserves: Longs) -> Longs:

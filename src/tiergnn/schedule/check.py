@@ -28,7 +28,7 @@ def check(schedule: Schedule, machine: Machine) -> None:
     check_names(schedule, machine)
     order = schedule.order
     Walk(schedule, order).run()
-    _check_capacity(schedule, machine, Tables(schedule, order))
+    _check_capacity(schedule, machine, schedule.tables)
 
 
 def peaks(schedule: Schedule) -> dict[Place, tuple[int, dict[str, int]]]:
@@ -36,7 +36,7 @@ def peaks(schedule: Schedule) -> dict[Place, tuple[int, dict[str, int]]]:
 
     Of a schedule that ``check`` accepts; raises PlanError for one whose order has a circle.
     """
-    tables = Tables(schedule, schedule.order)
+    tables = schedule.tables
     found = {place: tables.fullest([place]) for place in tables.places}
     return {place: (full.num_bytes, full.kinds) for place, full in found.items()}
 

@@ -12,6 +12,7 @@ from tiergnn.schedule.actions import TOGETHER, Action, Buffer, Lane, Op, Work, t
 from tiergnn.schedule.contents import Content
 
 if TYPE_CHECKING:
+    from tiergnn.schedule.capacity import Tables
     from tiergnn.schedule.order import Order
 
 HEAD = "tiergnn schedule 1"
@@ -45,6 +46,13 @@ class Schedule:
         from tiergnn.schedule.order import order_of  # which is of schedules
 
         return order_of(self)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """What is reserved and released where, worked out once. Raises as ``order``."""
+        from tiergnn.schedule.capacity import Tables  # which are of schedules
+
+        return Tables(self, self.order)
 
     def __str__(self) -> str:
         return self.text()

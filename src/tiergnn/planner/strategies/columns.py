@@ -5,8 +5,10 @@ Legend: V nodes of the graph, E edges.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
+from tiergnn.graph.shape import PartShape
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.passing import ahead
 from tiergnn.planner.strategies.slices import Slices
@@ -20,12 +22,30 @@ def like(draft: Draft, stage: StageWork, name: str) -> bool:
     return draft.width(name) == draft.width(stage.gathers[0])
 
 
-class Columns:
-    """Aggregations of one device; ``graded`` names the tensors whose gradient is there."""
+def _largest(parts: Sequence[PartShape]) -> list[int]:
+    """The parts that no other has as many rows and edges as."""
+    found, most_rows = [], -1
+    for number in sorted(range(len(parts)), key=lambda p: (-parts[p].edges, -parts[p].rows)):
+        if parts[number].rows > most_rows:
+            found.append(number)
+            most_rows = parts[number].rows
+    return found
 
-    def __init__(self, draft: Draft, slices: Slices) -> None:
+
+class Columns:
+    """Aggregations of one device; ``graded`` names the tensors whose gradient is there.
+
+    ``sizing``: of the chunks of a topology in host memory only the largest are brought, which tells
+    what is held, as each gives back all that it took.
+    """
+
+    def __init__(self, draft: Draft, slices: Slices, *, sizing: bool = False) -> None:
         self._draft, self._writer, self._slices = draft, draft.writer, slices
+        self._chunks = list(draft.parts) if draft.knobs.topology == "host" else [-1]
+        if sizing and draft.knobs.topology == "host":
+            self._chunks = _largest(draft.layout.parts)
         self.graded: set[str] = set()
+        self._edges: dict[int, dict[str, tuple[int, Content]]] = {}
 
     def open_grad(self, name: str) -> None:
         """Room for a tensor's gradient, where there is none yet."""
@@ -44,13 +64,16 @@ class Columns:
 
     def _topology(self, part: int) -> dict[str, tuple[int, Content]]:
         """The in-edges of a block's rows (-1: of all) and, by their sources, the same edges."""
-        draft, extent = self._draft, self._extent(part)
-        held = draft.csr_bytes(extent) + 8 * extent.rows
-        held += 8 * extent.edges if draft.edge_ids else 0
-        return {
-            "topology": (held, Content(What.TOPOLOGY, "", part)),
-            "topology.out": (draft.transposed_bytes(extent), Content(What.OUT_EDGES, "", part)),
-        }
+        if part not in self._edges:
+            draft, extent = self._draft, self._extent(part)
+            held = draft.csr_bytes(extent) + 8 * extent.rows
+            held += 8 * extent.edges if draft.edge_ids else 0
+            out = Content(What.OUT_EDGES, "", part)
+            self._edges[part] = {
+                "topology": (held, Content(What.TOPOLOGY, "", part)),
+                "topology.out": (draft.transposed_bytes(extent), out),
+            }
+        return self._edges[part]
 
     def _extent(self, part: int) -> Extent:
         draft = self._draft
@@ -140,7 +163,7 @@ class Columns:
         if stage.parameter_bytes and not stage.divisible:
             reads = [*reads, "parameters", *(["gradients"] if backward else [])]
             writes = [*writes, *(["gradients"] if backward else [])]
-        for part in draft.parts if draft.knobs.topology == "host" else (-1,):
+        for part in self._chunks:
             extent = self._extent(part)
             topology, brought = self.bring_topology(part, backward=backward)
             scratch = draft.take(

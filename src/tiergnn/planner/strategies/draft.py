@@ -10,24 +10,26 @@ Legend: P rows of one part, S source rows it reads, E edges.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.planner.strategies.works import Works
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule, Writer
-from tiergnn.workload import DTYPE_BYTES, Extent, StageWork, Term, Workload
-
-ALL = ("gather", "matmul", "stream")
+from tiergnn.schedule.sizing import Sized, Sizer
+from tiergnn.workload import DTYPE_BYTES, Extent, StageWork, Workload
 
 
 class Draft:
     """The five descriptions that a schedule is written from, and its Writer.
 
     ``uses`` names the knobs of the strategy. Raises ConfigError for knobs that do not belong to it
-    or to the layout, PlanError for more ranks than the machine has devices.
+    or to the layout, PlanError for more ranks than the machine has devices. With ``sizing`` only
+    what the schedule would hold is wanted.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Draft:
         knobs: Knobs,
         *,
         uses: Iterable[str],
+        sizing: bool = False,
     ) -> None:
         self.strategy, self.workload, self.shape = strategy, workload, shape
         self.layout, self.machine, self.knobs = layout, machine, knobs
@@ -69,11 +72,11 @@ class Draft:
                 hint=f"ranks <= {devices}",
             )
         self.parts = range(layout.num_parts)
-        self.writer = Writer(strategy, self.num_ranks)
+        self.writer = (Sizer if sizing else Writer)(strategy, self.num_ranks)
         self._rows = {rows.name: rows for rows in workload.rows}
         self.sizes: dict[str, int] = {}  # bytes of every buffer that was taken
         self._taken: dict[str, int] = {}  # name -> times that it was declared
-        self._evenness = (shape.out_degrees.evenness, shape.in_degrees.evenness)
+        self.works = Works(shape, workload.dtype).of
         learned = [name for name in workload.inputs if self._rows[name].grad]
         if learned:
             raise PlanError(
@@ -92,7 +95,7 @@ class Draft:
         """Rows without edges: what row-local code runs on."""
         return Extent(rows, rows, 0)
 
-    @property
+    @cached_property
     def whole(self) -> Extent:
         """The whole graph as one block."""
         rows = sum(part.rows for part in self.layout.parts)
@@ -177,43 +180,7 @@ class Draft:
         of = self._rows[stage.moments_of]
         return 3 * of.width * max(4, DTYPE_BYTES[of.dtype])
 
-    # Works
-
-    def works(
-        self,
-        terms: Sequence[Term],
-        extent: Extent,
-        *,
-        kinds: Sequence[str] = ALL,
-        frac: float = 1.0,
-        edges_frac: float = 1.0,
-        backward: bool = False,
-    ) -> list[Work]:
-        """What terms take on a block: of ``frac`` of its columns, gathers of ``edges_frac`` edges.
-
-        Forward reads a row as often as it has out-edges, backward as often as in-edges.
-        """
-        works = []
-        for term in terms:
-            share = frac * (edges_frac if term.kind == "gather" else 1.0)
-            amount = round(term.amount.at(extent) * share)
-            if term.kind in kinds and amount:
-                works.append(
-                    Work(
-                        kind=term.kind,
-                        amount=amount,
-                        grain=max(1, round(term.grain * frac)),
-                        span=round(term.table.at(extent) * frac),
-                        place=self._dtype_place if term.kind == "matmul" else "device",
-                        launches=term.launches,
-                        evenness=self._evenness[backward] if term.kind == "gather" else 1.0,
-                    )
-                )
-        return works
-
-    @property
-    def _dtype_place(self) -> str:
-        return "device" if self.workload.dtype == "float32" else self.workload.dtype
+    # Links
 
     def link(self, *names: str) -> str:
         """The first link of these that the machine has; raises PlanError for none."""
@@ -414,3 +381,8 @@ class Draft:
 
     def finish(self) -> Schedule:
         return self.writer.finish()
+
+    def sized(self) -> Sized:
+        """With ``sizing``: what the schedule would hold."""
+        assert isinstance(self.writer, Sizer)
+        return self.writer.sized()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tiergnn.errors import PlanError
 from tiergnn.hardware.machine import TIERS, Machine
+from tiergnn.schedule.capacity import Place
 from tiergnn.schedule.check import peaks
 from tiergnn.schedule.schedule import Schedule
+from tiergnn.schedule.sizing import Sized
 from tiergnn.units import format_bytes
 
 _FLAGS = {"device": "device_memory", "host": "host_memory", "disk": "disk"}
@@ -16,15 +18,15 @@ _SPARE = 0.1  # of a tier: what is left when no better number of slices is looke
 
 
 def shortfall(
-    schedule: Schedule, machine: Machine, tiers: Sequence[str] = TIERS
+    found: Schedule | Sized, machine: Machine, tiers: Sequence[str] = TIERS
 ) -> PlanError | None:
-    """The error for the tier that a schedule overfills with most; None where all (``tiers``) fits.
+    """The error for the tier that is overfilled with most; None where all (``tiers``) fits.
 
     Ranks of one host share its memory and its disk.
     """
     needs: dict[tuple[str, int], int] = {}
     kinds: dict[tuple[str, int], dict[str, int]] = {}
-    for (rank, tier), (num_bytes, by_kind) in peaks(schedule).items():
+    for (rank, tier), (num_bytes, by_kind) in _held(found).items():
         if tier not in tiers:
             continue
         place = (tier, rank if tier == "device" else rank // machine.num_devices)
@@ -44,7 +46,7 @@ def shortfall(
     whose = f"of rank {number}" if tier == "device" else f"of host {number}"
     kind, most = max(kinds[tier, number].items(), key=lambda item: item[1])
     error = PlanError(
-        f"{schedule.strategy}: {tier} memory {whose} needs {format_bytes(num_bytes)}, "
+        f"{found.strategy}: {tier} memory {whose} needs {format_bytes(num_bytes)}, "
         f"has {format_bytes(room.available_bytes)} ({room})\n"
         f"  largest: {kind}, {format_bytes(most)}",
         hint=f"{_FLAGS[tier]} of at least {num_bytes} bytes, or other knobs",
@@ -54,40 +56,57 @@ def shortfall(
     return error
 
 
-def fitted(schedule: Schedule, machine: Machine, tiers: Sequence[str] = TIERS) -> Schedule:
-    """The schedule; raises PlanError where it does not fit (these tiers of) the machine."""
-    error = shortfall(schedule, machine, tiers)
+def fit(found: Schedule | Sized, machine: Machine, tiers: Sequence[str] = TIERS) -> None:
+    """Raises PlanError where it does not fit (these tiers of) the machine."""
+    error = shortfall(found, machine, tiers)
     if error is not None:
         raise error
+
+
+def fit_uncached(least: Sized, machine: Machine, cache_bytes: int) -> None:
+    """As ``fit``, where ``cache_bytes`` of nearer memory could take rows off the disk: its room
+    counts only where even that would not do."""
+    lying = held_bytes(least, "disk") - cache_bytes
+    full = lying > 0 and lying > machine.tier("disk").available_bytes
+    fit(least, machine, TIERS if full else ("device", "host"))
+
+
+def fitted(schedule: Schedule, machine: Machine) -> Schedule:
+    """The schedule; raises as ``fit``."""
+    fit(schedule, machine)
     return schedule
 
 
 def most_slices(
-    least: Schedule, written: Callable[[int], Schedule], limit: int, machine: Machine, tier: str
-) -> tuple[int, Schedule]:
-    """About the largest number of slices up to a limit with which a tier holds all, and the
-    schedule; found in few writings, since each slice takes about as much. None fits: ``least``.
+    least: Sized, sized: Callable[[int], Sized], limit: int, machine: Machine, tier: str
+) -> int:
+    """About the largest number of slices up to a limit with which a tier holds all, found in few
+    tries, since each slice takes about as much. ``least`` has none.
     """
     room = machine.tier(tier).available_bytes
-    low, schedule, held, high = 0, least, held_bytes(least, tier), limit + 1
+    low, held, high = 0, held_bytes(least, tier), limit + 1
     farther = TIERS[TIERS.index(tier) + 1 :]
     far = sum(held_bytes(least, other) for other in farther)  # in slices that come nearer
     if held > room or 2 * (room - held) * limit < far:
-        return 0, least
+        return 0
     guess = min(limit, max(1, (room - held) * limit // max(1, far)))
     for _ in range(_TRIES):
         if not low < guess < high or (low and room - held < _SPARE * room):
             break
-        tried = written(guess)
-        needs = held_bytes(tried, tier)
+        needs = held_bytes(sized(guess), tier)
         slice_bytes = max(1, (needs - held) // (guess - low))
         if needs <= room:
-            low, schedule, held = guess, tried, needs
+            low, held = guess, needs
         else:
             high = guess
         guess = min(high - 1, low + (room - held) // slice_bytes)
-    return low, schedule
+    return low
 
 
-def held_bytes(schedule: Schedule, tier: str) -> int:
-    return peaks(schedule).get((0, tier), (0, {}))[0]
+def held_bytes(found: Schedule | Sized, tier: str) -> int:
+    """Of rank 0."""
+    return _held(found).get((0, tier), (0, {}))[0]
+
+
+def _held(found: Schedule | Sized) -> Mapping[Place, tuple[int, Mapping[str, int]]]:
+    return found.held if isinstance(found, Sized) else peaks(found)

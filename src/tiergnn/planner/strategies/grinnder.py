@@ -14,11 +14,10 @@ from collections.abc import Iterable
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fitted, shortfall
+from tiergnn.planner.strategies.fitting import fit, fit_uncached, fitted, held_bytes, shortfall
 from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.staged import Staged
-from tiergnn.schedule.check import peaks
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import Workload
 
@@ -53,8 +52,10 @@ def _write(
     *,
     training: bool,
 ) -> Schedule:
-    def written(capacity_bytes: float, trace: Iterable[str] = ()) -> tuple[Schedule, list[str]]:
-        draft = Draft("grinnder", workload, shape, layout, machine, knobs, uses=USES)
+    def written(
+        capacity_bytes: float, trace: Iterable[str] = (), *, sizing: bool = False
+    ) -> tuple[Draft, list[str]]:
+        draft = Draft("grinnder", workload, shape, layout, machine, knobs, uses=USES, sizing=sizing)
         disk = knobs.tier == "disk"
         home = Home(draft, disk=disk, capacity_bytes=capacity_bytes, trace=trace)
         staged = Staged(draft, home, piecewise=disk, serpentine=True)
@@ -62,23 +63,25 @@ def _write(
             staged.write()
         else:
             staged.write_evaluation()
-        return draft.finish(), home.reads
+        return draft, home.reads
 
-    roomy, trace = written(math.inf)
+    draft, trace = written(math.inf, sizing=True)
+    roomy = draft.sized()
     if knobs.tier == "host":
-        return fitted(roomy, machine)
+        fit(roomy, machine)
+        return written(math.inf)[0].finish()
     # The order of reads does not depend on the cache, so the first writing tells it.
     if shortfall(roomy, machine) is None:
-        return written(math.inf, trace)[0]
-    fitted(roomy, machine, ("device",))  # which the cache of the disk changes nothing of
-    least, _ = written(0, trace)
-    fitted(least, machine, ("host",))
+        return written(math.inf, trace)[0].finish()
+    least = written(0, trace, sizing=True)[0].sized()
     available = machine.tier("host").available_bytes
-    room = available - peaks(least)[0, "host"][0]
+    fit_uncached(least, machine, available)
+    room = available - held_bytes(least, "host")
     for _ in range(_TRIES):
-        schedule, _ = written(room, trace)
-        over = peaks(schedule)[0, "host"][0] - available
+        tried = written(room, trace, sizing=True)[0].sized()
+        over = held_bytes(tried, "host") - available
         if over <= 0:
-            return fitted(schedule, machine)
+            fit(tried, machine)
+            return written(room, trace)[0].finish()
         room -= over  # other entries pass through host memory now, and larger ones
-    return least
+    return fitted(written(0, trace)[0].finish(), machine)

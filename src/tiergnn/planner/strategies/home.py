@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.schedule.actions import Lane, Op, Work
@@ -49,6 +50,8 @@ class Home:
         self._times: dict[str, list[int]] = defaultdict(list)
         for time, name in enumerate(trace):
             self._times[name].append(time)
+        self._later: list[tuple[float, int, str]] = []  # heap of _queue
+        self._queued = 0
         self.reads: list[str] = []
 
     def given(self, name: str, kind: str, num_bytes: int, holds: Content) -> None:
@@ -75,6 +78,8 @@ class Home:
         if not entry.host:
             self._place(name, entry, Lane.DISK_READ)
             self._copy(Lane.DISK_READ, entry.disk, entry.host, entry.num_bytes, "disk_read")
+        elif entry.cached:
+            self._queue(name)
         return entry.host
 
     def modify(self, name: str) -> str:
@@ -156,6 +161,7 @@ class Home:
         entry.cached = self._make_room(entry.num_bytes, self._next(name))
         if entry.cached:
             self._held += entry.num_bytes
+            self._queue(name)
         else:
             if len(self._passing) == PASSING:
                 oldest = self._passing[0]
@@ -173,21 +179,30 @@ class Home:
             return True
         if num_bytes > self._capacity:
             return False
-        later = sorted(
-            ((self._next(n), n) for n, e in self._entries.items() if e.cached and e.host),
-            reverse=True,
-        )
-        victims = []
-        for when, name in later:
-            if when <= needed or name in self.reads[-PASSING:]:
-                continue
-            victims.append(name)
-            room += self._entries[name].num_bytes
-            if num_bytes <= room:
-                for victim in victims:
-                    self._leave(victim, self._entries[victim], Lane.DISK_WRITE)
-                return True
-        return False
+        victims: dict[str, None] = {}
+        passed = []
+        while num_bytes > room and self._later and -self._later[0][0] > needed:
+            when, _, name = queued = heappop(self._later)
+            entry = self._entries.get(name)
+            if entry is None or not entry.cached or name in victims or self._next(name) != -when:
+                continue  # it left, or was read and is queued anew
+            passed.append(queued)
+            if name not in self.reads[-PASSING:]:
+                victims[name] = None
+                room += entry.num_bytes
+        fits = num_bytes <= room
+        for queued in passed:
+            if not fits or queued[2] not in victims:
+                heappush(self._later, queued)
+        for victim in victims if fits else ():
+            self._leave(victim, self._entries[victim], Lane.DISK_WRITE)
+        return fits
+
+    def _queue(self, name: str) -> None:
+        """Note when a cached entry is needed next, which only a read of it changes; of those that
+        nobody needs the first noted leaves first."""
+        self._queued += 1
+        heappush(self._later, (-self._next(name), self._queued, name))
 
     def _leave(self, name: str, entry: _Entry, lane: Lane) -> None:
         """Give the room in host memory back; what the disk lacks goes there first."""

@@ -11,7 +11,7 @@ import math
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fitted
+from tiergnn.planner.strategies.fitting import fit
 from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.staged import Staged
@@ -25,17 +25,33 @@ def write(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
     """One training step. Raises PlanError where a tier is too small, with what would do."""
-    draft = Draft("hongtu", workload, shape, layout, machine, knobs, uses=USES)
-    home = Home(draft, disk=False, capacity_bytes=math.inf)
-    Staged(draft, home, snapshot=True).write()
-    return fitted(draft.finish(), machine)
+    return _write(workload, shape, layout, machine, knobs, training=True)
 
 
 def evaluation(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
     """One pass of a workload that was traced for evaluation; raises as ``write``."""
-    draft = Draft("hongtu", workload, shape, layout, machine, knobs, uses=USES)
-    home = Home(draft, disk=False, capacity_bytes=math.inf)
-    Staged(draft, home).write_evaluation()
-    return fitted(draft.finish(), machine)
+    return _write(workload, shape, layout, machine, knobs, training=False)
+
+
+def _write(
+    workload: Workload,
+    shape: GraphShape,
+    layout: Layout,
+    machine: Machine,
+    knobs: Knobs,
+    *,
+    training: bool,
+) -> Schedule:
+    def written(*, sizing: bool) -> Draft:
+        draft = Draft("hongtu", workload, shape, layout, machine, knobs, uses=USES, sizing=sizing)
+        staged = Staged(draft, Home(draft, disk=False, capacity_bytes=math.inf), snapshot=training)
+        if training:
+            staged.write()
+        else:
+            staged.write_evaluation()
+        return draft
+
+    fit(written(sizing=True).sized(), machine)
+    return written(sizing=False).finish()

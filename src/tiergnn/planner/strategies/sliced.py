@@ -18,7 +18,7 @@ from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.columns import Columns, like
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fitted, held_bytes, most_slices
+from tiergnn.planner.strategies.fitting import fit, fit_uncached, most_slices
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import ahead
@@ -26,6 +26,7 @@ from tiergnn.planner.strategies.slices import Slices, holding
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
+from tiergnn.schedule.sizing import Sized
 from tiergnn.workload import StageWork, Workload
 
 USES = ("parts", "slices", "recompute", "storage", "tier", "topology")
@@ -60,28 +61,30 @@ def _write(
     *,
     training: bool,
 ) -> Schedule:
-    def written(device_slices: int, host_slices: int) -> Schedule:
-        draft = Draft("sliced", workload, shape, layout, machine, knobs, uses=USES)
+    def written(device_slices: int, host_slices: int, *, sizing: bool = False) -> Draft:
+        draft = Draft("sliced", workload, shape, layout, machine, knobs, uses=USES, sizing=sizing)
         fracs = (device_slices / knobs.slices, host_slices / knobs.slices)
-        sliced = _Sliced(draft, device_frac=fracs[0], host_frac=fracs[1])
+        sliced = _Sliced(draft, device_frac=fracs[0], host_frac=fracs[1], sizing=sizing)
         if training:
             sliced.write()
         else:
             sliced.write_evaluation()
-        return draft.finish()
+        return draft
+
+    def sized(device_slices: int, host_slices: int) -> Sized:
+        return written(device_slices, host_slices, sizing=True).sized()
 
     # A slice on the device is none in host memory, so only the device can be too small for none.
-    least = written(0, 0)
-    fitted(least, machine, ("device", "host"))
+    least = sized(0, 0)
     nearer = machine.tier("device").available_bytes + machine.tier("host").available_bytes
-    disk_bytes = held_bytes(least, "disk") - nearer  # what nearer memory cannot take
-    if disk_bytes > 0 and disk_bytes > machine.tier("disk").available_bytes:
-        return fitted(least, machine)
-    device, schedule = most_slices(least, lambda n: written(n, 0), knobs.slices, machine, "device")
+    fit_uncached(least, machine, nearer)
+    device = most_slices(least, lambda n: sized(n, 0), knobs.slices, machine, "device")
+    host = 0
     if knobs.tier == "disk" and device < knobs.slices:
         left = knobs.slices - device
-        _, schedule = most_slices(schedule, lambda n: written(device, n), left, machine, "host")
-    return fitted(schedule, machine)
+        host = most_slices(sized(device, 0), lambda n: sized(device, n), left, machine, "host")
+    fit(sized(device, host), machine)
+    return written(device, host).finish()
 
 
 @dataclass(slots=True)
@@ -96,7 +99,7 @@ class _Block:
 
 
 class _Sliced:
-    def __init__(self, draft: Draft, *, device_frac: float, host_frac: float) -> None:
+    def __init__(self, draft: Draft, *, device_frac: float, host_frac: float, sizing: bool) -> None:
         self._draft, self._writer = draft, draft.writer
         self._stages = draft.workload.stages
         units: dict[str, int] = {}
@@ -110,7 +113,7 @@ class _Sliced:
         self._slices = Slices(draft, units, device_frac=device_frac, host_frac=host_frac)
         self._training = True
         self._moments = Moments(draft)
-        self._columns = Columns(draft, self._slices)
+        self._columns = Columns(draft, self._slices, sizing=sizing)
 
     def _check(self, stage: StageWork) -> None:
         if not stage.columnwise:
