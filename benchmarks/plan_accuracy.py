@@ -50,7 +50,7 @@ def measure_cells(args: argparse.Namespace, cells: Cells, works: dict[Key, list[
         graph, shape = None, None
         for name, layers in works:
             cell = cells.get(name, layers, size)
-            wanted = [what for what in args.what if cell is None or not cell.has(what)]
+            wanted = [what for what in args.what if cell is None or not getattr(cell, what)]
             if not wanted or time.monotonic() - start > args.limit_s:
                 continue
             graph = graph or graph_of(args.device, size)
@@ -132,6 +132,7 @@ def main() -> None:
     record["results"] = table(found, works, costs)
     if costs is not None:
         record["machine measured"] = frozen.encode(costs.machine)
+        record["processors of others while it was"] = cells.others
         timed = [(schedule_of(c, works[c.model, c.layers]), c.timeline()) for c in found if c.spans]
         learned = fit(costs, timed)
         record["factors of all models"] = dict(learned.costs.factors)

@@ -56,6 +56,7 @@ WIDTH, CLASSES = 64, 16
 _WARM = {"cpu": 2, "cuda": 6}
 _LEAST_STEPS = 3
 _COMPANY = 0.1  # of one processor: what others may use of it during a step that counts
+_SLEEP_CYCLES = 10**8  # some 60 ms
 _TICK_S = 0.02  # so roughly the system counts
 _PROBES = 3  # at most, to find a time without company
 _MOST_TIMES = 5  # as many seconds are given to find such steps
@@ -79,10 +80,6 @@ class Cell:
     def key(self) -> tuple[str, int, int]:
         return self.model, self.layers, self.size
 
-    def has(self, what: str) -> bool:
-        """Whether its bytes or seconds are measured, these without company."""
-        return bool(getattr(self, what)) and self.seconds.get("processors of others", 0) <= _COMPANY
-
     def timeline(self) -> Timeline:
         """The actions' median seconds, end to end."""
         spans, at_s = [], 0.0
@@ -96,8 +93,10 @@ class Cell:
 
 
 class Cells:
-    """All cells of one machine, in a file: what is there is not measured again, unless it had
-    company: ``others`` are the processors that others used while the machine was probed."""
+    """All cells of one machine, in a file: what is there is not measured again.
+
+    ``others`` are the processors that others used while the machine was probed.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -107,7 +106,7 @@ class Cells:
         if path.exists():
             data = json.loads(path.read_text())
             self.machine = data["machine"] and frozen.decode(Machine, data["machine"])
-            self.others = data["others"]
+            self.others = data.get("others", 0.0)
             for found in data["cells"]:
                 cell = Cell(**found | {"graph": frozen.decode(GraphShape, found["graph"])})
                 self._cells[cell.key] = cell
@@ -253,6 +252,8 @@ def time_steps(
     spans: dict[int, list[float]] = {}
 
     def measured_step(number: int) -> Step:
+        if device == "cuda":  # the device starts when all is issued, and waits for no launch
+            torch.cuda._sleep(_SLEEP_CYCLES)
         step = _run(trainer, _ACTIONS_EVERY * (number + 1))
         timeline = trainer.resident.timeline
         assert timeline is not None
@@ -270,8 +271,6 @@ def time_steps(
     found |= {"least seconds": min(s.seconds for s in steps)}
     found |= {"most seconds": max(s.seconds for s in steps), "steps": float(len(steps))}
     found |= {"processors of others": statistics.median(step.others for step in steps)}
-    if replayed:
-        found["measured seconds, not replayed"] = statistics.median(s.seconds for s in noted)
     return found
 
 
@@ -299,8 +298,6 @@ def _quiet(run: Callable[[int], Step], least_s: float) -> list[Step]:
 
 def _run(trainer: Trainer, number: int) -> Step:
     device = trainer.resident.device
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
     company, start = Company(), time.perf_counter()
     trainer._step(number)
     if device.type == "cuda":

@@ -64,6 +64,7 @@ devices = st.builds(
     pass_bytes=st.integers(0, 512),
     elementwise_Bps=st.none() | curves,
     graph_launch_s=st.none() | st.floats(0, 1),
+    replayed_launch_s=st.none() | st.floats(0, 1),
     fresh_Bps=st.none() | rates,
     draws_per_s=st.none() | rates,
     attend_Bps=st.none() | curves,

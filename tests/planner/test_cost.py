@@ -347,6 +347,28 @@ def test_every_preset_simulates(name):
     assert predicted.seconds == pytest.approx(alone.seconds)
 
 
+def test_a_resident_step_on_cuda_is_replayed_all_but_its_update():
+    machine = preset("h200")
+    device = replace(machine.device, replayed_launch_s=1e-6)
+    machine = replace(machine, device=device)
+    costs = Costs.of(machine)
+    write = Writer("resident")
+    h = write.buffer("h", 0, "device", "activations", GB)
+    launches = Work(kind="stream", amount=0, launches=10)
+    write.reserve(0, h)
+    write.add(0, Lane.COMPUTE, Op.FORWARD, stage=0, writes=[h], work=[launches])
+    untrained = write.finish()
+    write.add(0, Lane.COMPUTE, Op.STEP, reads=[h], work=[launches])
+    write.release(0, h)
+    schedule = write.finish()
+    eager_s, replayed_s = 10 * device.launch_s, 10e-6
+    step_s = simulate(schedule, machine, costs).seconds
+    assert step_s == pytest.approx(replayed_s + eager_s)
+    assert simulate(untrained, machine, costs).seconds == pytest.approx(eager_s)
+    other = replace(schedule, strategy="sliced")
+    assert simulate(other, machine, costs).seconds == pytest.approx(2 * eager_s)
+
+
 def test_fit_from_timelines_and_its_table():
     machine = preset("h200")
     truth = Costs(machine=machine, factors={"gather": 2.0})

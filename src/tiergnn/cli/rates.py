@@ -119,6 +119,8 @@ def _device(device: Device) -> list[tuple[str, str]]:
     launch = format_seconds(device.launch_s)
     if device.graph_launch_s is not None:
         launch += f"; of a graph operation {format_seconds(device.graph_launch_s)}"
+    if device.replayed_launch_s is not None:
+        launch += f"; replayed {format_seconds(device.replayed_launch_s)}"
     rows.append(("launch", launch))
     return rows
 

@@ -101,6 +101,7 @@ class Device:
     # a step: only small ones find in a cache what was written there. None: stream_Bps.
     elementwise_Bps: Curve | None = None
     graph_launch_s: float | None = None  # of one graph operation; None: launch_s
+    replayed_launch_s: float | None = None  # of an operation of a recorded CUDA graph
     fresh_Bps: float | None = None  # pages that the system hands out for large new tensors
     draws_per_s: float | None = None  # numbers drawn for dropout, beside the pass that draws them
     # Rows weighed by attention, beside gathering them, by the bytes of one head's row.
@@ -118,6 +119,7 @@ class Device:
             pass_bytes=self.pass_bytes,
             launch_s=self.launch_s,
             graph_launch_s=self.graph_launch_s or 0.0,
+            replayed_launch_s=self.replayed_launch_s or 0.0,
         )
         for name in ("fresh_Bps", "draws_per_s"):
             rate = getattr(self, name)

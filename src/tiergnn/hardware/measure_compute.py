@@ -6,6 +6,7 @@ Legend: N rows, D columns, E edges, K heads, F columns of a head.
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -163,11 +164,17 @@ def _product(clock: Clock, effort: Effort, dtype: torch.dtype, width: int, form:
     return lambda: narrow.T @ wide
 
 
-def measure_launch(clock: Clock) -> tuple[float, float]:
-    """Seconds of one small operation of torch's, and of one of our graph operations.
+class LaunchSeconds(NamedTuple):
+    """Of one small operation of torch's, of one of our graph operations, and on CUDA of either
+    in a recorded graph."""
 
-    Both within training, autograd counted: as a mean over forward and backward.
-    """
+    plain_s: float
+    graph_s: float
+    replayed_s: float | None
+
+
+def measure_launch(clock: Clock) -> LaunchSeconds:
+    """All within training, autograd counted: as a mean over forward and backward."""
     rowptr = torch.arange(0, _SMALL + 1, device=clock.device)
     col = torch.arange(_SMALL, device=clock.device, dtype=torch.int32)
     block = Block(rowptr=rowptr, col=col, num_src=_SMALL)
@@ -182,4 +189,17 @@ def measure_launch(clock: Clock) -> tuple[float, float]:
 
     plain_s, graph_s = (clock.seconds(partial(chain, graph=graph)) for graph in (False, True))
     # A plain layer is two operations forward (product, activation) and two backward.
-    return plain_s / (4 * _LAYERS), graph_s / (2 * _LAYERS)
+    plain, ours = 4 * _LAYERS, 2 * _LAYERS
+    replayed_s = None
+    if clock.is_cuda:
+        chains = (_recorded(partial(chain, graph=graph)) for graph in (False, True))
+        replayed_s = sum(clock.seconds(graph.replay) for graph in chains) / (plain + ours)
+    return LaunchSeconds(plain_s / plain, graph_s / ours, replayed_s)
+
+
+def _recorded(call: Call) -> torch.cuda.CUDAGraph:
+    """What was run before, so that nothing is compiled meanwhile."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        call()
+    return graph

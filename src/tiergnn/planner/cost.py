@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.hardware.machine import LINKS, Device, Machine, hit_frac
-from tiergnn.schedule.actions import Action, Lane, Work
+from tiergnn.schedule.actions import Action, Lane, Op, Work
+from tiergnn.schedule.schedule import Schedule
 
 FORMAT = "tiergnn-costs"
 VERSION = 1
@@ -44,11 +45,13 @@ class Share(NamedTuple):
 class Costs:
     """Seconds of work on ``machine``; ``factors`` (class -> factor) are 1 where none is given.
 
+    ``replays``: steps are recorded and replayed, and launches are those of a recorded graph.
     Raises ConfigError for an unknown class or a factor that is not above 0.
     """
 
     machine: Machine
     factors: Mapping[str, float] = field(default_factory=dict)
+    replays: bool = False
 
     def __post_init__(self) -> None:
         for name, factor in self.factors.items():
@@ -63,6 +66,14 @@ class Costs:
     def of(cls, machine: Machine) -> Costs:
         """From the machine's rates alone."""
         return cls(machine=machine)
+
+    def of_schedule(self, schedule: Schedule) -> Costs:
+        """As its steps take them: a resident step on CUDA is recorded, all but what moves the
+        parameters (runtime/capture)."""
+        resident = schedule.strategy == "resident" and schedule.num_ranks == 1
+        trains = any(action.op == Op.STEP for action in schedule.actions)
+        replays = resident and trains and self.machine.device.replayed_launch_s is not None
+        return replace(self, replays=replays)
 
     def factor(self, cost_class: str) -> float:
         return self.factors.get(cost_class, 1.0)
@@ -90,8 +101,9 @@ class Costs:
     def shares(self, action: Action) -> Iterator[Share]:
         """The action's seconds by class, factors not counted. Raises as ``parts``."""
         streamed = _streamed(action.work) if self.machine.device.kind == "cpu" else 0.0
+        launches = _Launches.of(self.machine.device, self.replays and action.op != Op.STEP)
         for work in action.work:
-            yield from _shares(self.machine, work, action.lane, streamed)
+            yield from _shares(self.machine, work, action.lane, streamed, launches)
 
     def save(self, path: str | Path) -> None:
         """Raises StoreError when the file cannot be written."""
@@ -101,6 +113,20 @@ class Costs:
     def load(cls, path: str | Path) -> Costs:
         """Raises StoreError for a file that cannot be read, ConfigError for anything else in it."""
         return frozen.load(cls, path, FORMAT, VERSION)
+
+
+class _Launches(NamedTuple):
+    """Seconds of one operation, and of one of ours over a graph."""
+
+    plain_s: float
+    graph_s: float
+
+    @classmethod
+    def of(cls, device: Device, replayed: bool) -> _Launches:
+        if replayed and device.replayed_launch_s is not None:
+            return cls(device.replayed_launch_s, device.replayed_launch_s)
+        graph_s = device.launch_s if device.graph_launch_s is None else device.graph_launch_s
+        return cls(device.launch_s, graph_s)
 
 
 def _streamed(works: Sequence[Work]) -> float:
@@ -113,7 +139,9 @@ def _streamed(works: Sequence[Work]) -> float:
     return passing / gathered if gathered else 0.0
 
 
-def _shares(machine: Machine, work: Work, lane: Lane, streamed: float) -> Iterator[Share]:
+def _shares(
+    machine: Machine, work: Work, lane: Lane, streamed: float, launches: _Launches
+) -> Iterator[Share]:
     device = machine.device
     link = _link_of(work, lane, device)
     if link is not None:
@@ -121,20 +149,20 @@ def _shares(machine: Machine, work: Work, lane: Lane, streamed: float) -> Iterat
         if way.latency_s and work.kind == "move":
             yield Share(link, work.launches * way.latency_s)
         if work.kind == "gather" and lane != Lane.HOST:
-            yield Share("launch", work.launches * _graph_launch_s(device))
+            yield Share("launch", work.launches * launches.graph_s)
         if work.amount:
             piece = work.grain if work.grain > 1 else work.amount
             yield Share(link, work.amount / way.Bps.at(piece), work.amount)
         return
     if work.kind == "gather":
-        yield Share("launch", work.launches * _graph_launch_s(device))
+        yield Share("launch", work.launches * launches.graph_s)
         yield Share("gather", work.amount * gather_s_per_byte(device, work, streamed))
         return
     if work.kind in ("attend", "draw", "fresh"):
         yield Share(work.kind, _beside_s(device, work))
         return
     if work.launches:
-        yield Share("launch", work.launches * device.launch_s)
+        yield Share("launch", work.launches * launches.plain_s)
     if work.kind == "matmul":
         yield from _product(device, work)
     else:
@@ -175,10 +203,6 @@ def _link_of(work: Work, lane: Lane, device: Device) -> str | None:
     if lane == Lane.HOST:
         return "host_gather"
     return None if device.kind == "cpu" else "zero_copy"  # a CPU's memory is the host's
-
-
-def _graph_launch_s(device: Device) -> float:
-    return device.launch_s if device.graph_launch_s is None else device.graph_launch_s
 
 
 def gather_s_per_byte(device: Device, work: Work, streamed: float = 0.0) -> float:

@@ -63,32 +63,36 @@ def fit(costs: Costs, samples: Iterable[tuple[Schedule, Timeline]]) -> Fit:
     The moments of a statistic are work of its stage's FORWARD, and their seconds count to it.
     Raises PlanError where a timeline is not of its schedule, or nothing in it takes time.
     """
-    actions: list[Action] = []
+    shares: list[list[float]] = []
     seconds: list[float] = []
     scales: list[float] = []
     for schedule, timeline in samples:
+        as_run = costs.of_schedule(schedule)
         pairs = _pairs(schedule, timeline)
-        actions += [action for action, _ in pairs]
+        shares += [_by_class(as_run, action) for action, _ in pairs]
         seconds += [span_s for _, span_s in pairs]
         scales += [max(span_s, _LEAST_FRAC * timeline.seconds) for _, span_s in pairs]
-    return fit_actions(costs, actions, seconds, scales)
+    return _learned(costs, shares, seconds, scales)
 
 
-def fit_actions(
-    costs: Costs,
-    actions: Sequence[Action],
-    seconds: Sequence[float],
-    scales: Sequence[float] | None = None,
-) -> Fit:
-    """As ``fit``, from actions and their measured seconds.
+def fit_actions(costs: Costs, actions: Sequence[Action], seconds: Sequence[float]) -> Fit:
+    """As ``fit``, from actions and their measured seconds, against which errors are measured.
 
-    ``scales`` are the seconds against which errors are measured (None: the measured ones).
     Raises PlanError without an action that takes time.
     """
-    shares = np.array([_by_class(costs, action) for action in actions])
-    measured = np.asarray(seconds, np.float64)
-    against = measured if scales is None else np.asarray(scales, np.float64)
-    usable = (shares.sum(axis=1) > 0) & (measured > 0) if len(actions) else np.zeros(0, dtype=bool)
+    return _learned(costs, [_by_class(costs, action) for action in actions], seconds, seconds)
+
+
+def _learned(
+    costs: Costs,
+    by_class: Sequence[Sequence[float]],
+    seconds: Sequence[float],
+    scales: Sequence[float],
+) -> Fit:
+    """``scales`` are the seconds against which errors are measured."""
+    shares, measured = np.array(by_class), np.asarray(seconds, np.float64)
+    against = np.asarray(scales, np.float64)
+    usable = (shares.sum(axis=1) > 0) & (measured > 0) if len(shares) else np.zeros(0, dtype=bool)
     if not usable.any():
         raise PlanError("no action that was measured takes time: nothing to learn from")
     shares, measured, against = shares[usable], measured[usable], against[usable]

@@ -61,7 +61,8 @@ class _Clock:
     """The state of one simulation."""
 
     def __init__(self, schedule: Schedule, machine: Machine, costs: Costs):
-        self.schedule, self.machine, self.costs = schedule, machine, costs
+        self.schedule, self.machine = schedule, machine
+        self.costs = costs.of_schedule(schedule)
         num = len(schedule.actions)
         self.start, self.end = [0.0] * num, [0.0] * num
         self.finished = 0
