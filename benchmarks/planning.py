@@ -19,29 +19,39 @@ import numpy as np
 
 from provenance import RESULTS, provenance
 
+# Graph, model, width, layers, machine, device and host budget in GiB (0: what there is), ranks,
+# whether the whole frontier is asked for.
 CASES = (
-    ("papers100M", "gcn", 128, 3, "h200", 24, 1),
-    ("papers100M", "sage", 256, 3, "a5000-nvme", 0, 1),
-    ("papers100M", "gcn", 16, 2, "a100x8-nvswitch", 0, 8),
-    ("products", "sage", 256, 3, "h200", 8, 1),
-    ("reddit", "gat", 8, 2, "a5000-nvme", 0, 1),
+    ("papers100M", "gcn", 128, 3, "a100x8-nvswitch", 80, 512, 1, False),
+    ("papers100M", "gcn", 128, 3, "a100x8-nvswitch", 24, 128, 1, False),
+    ("papers100M", "sage", 256, 3, "a5000-nvme", 24, 128, 1, False),
+    ("papers100M", "gcn", 128, 3, "a100x8-nvswitch", 0, 0, 8, False),
+    ("papers100M", "gcn", 128, 3, "a100x8-nvswitch", 80, 512, 1, True),
+    ("papers100M", "gcn", 128, 3, "a100x8-nvswitch", 0, 0, 8, True),
+    ("products", "sage", 256, 3, "h200", 8, 0, 1, False),
+    ("reddit", "gat", 8, 2, "a5000-nvme", 0, 0, 1, False),
 )
 
 
-def plan_case(shape: str, model: str, hidden: int, layers: int, machine: str, budget: int,
-              ranks: int) -> dict[str, Any]:  # fmt: skip
-    """Choose among all strategies; ``budget`` GiB of device memory, 0: all that there is."""
+def plan_case(shape: str, model: str, hidden: int, layers: int, machine: str, device: int,
+              host: int, ranks: int, frontier: bool) -> dict[str, Any]:  # fmt: skip
+    """Choose among all strategies; the plan's schedule is written and proven."""
     from tiergnn.errors import PlanError
     from tiergnn.graph.published import published_shape
     from tiergnn.hardware.presets import preset
-    from tiergnn.planner.choose import Choosing, best
+    from tiergnn.planner.choose import Choosing, best, undominated
     from tiergnn.planner.models import classic
 
     start, start_cpu = time.perf_counter(), time.process_time()
     graph = published_shape(shape)
-    found = preset(machine).with_budgets(device_bytes=budget * 2**30 if budget else None)
+    found = preset(machine).with_budgets(
+        device_bytes=device * 2**30 or None, host_bytes=host * 2**30 or None
+    )
     work = classic(model, graph.num_features, graph.num_classes, hidden=hidden, layers=layers)
-    asked = Choosing(workload=work, shape=graph, machine=found, ranks=ranks, storage=("bfloat16",))
+    asked = Choosing(
+        workload=work, shape=graph, machine=found, ranks=ranks, thorough=frontier,
+        fewer=frontier and ranks > 1,
+    )  # fmt: skip
     trials = asked.trials()
     try:
         plan = best(trials)
@@ -52,8 +62,10 @@ def plan_case(shape: str, model: str, hidden: int, layers: int, machine: str, bu
         "graph": shape,
         "model": f"{model} {layers}x{hidden}",
         "machine": machine,
-        "device budget GiB": budget or None,
+        "device budget GiB": device or None,
+        "host budget GiB": host or None,
         "ranks": ranks,
+        "frontier": len(undominated(trials)) if frontier else None,
         "trials": len(trials),
         "processor_s": time.process_time() - start_cpu,
         "seconds": time.perf_counter() - start,
