@@ -76,6 +76,7 @@ class Pair:
     staged: Staged
     resident: Resident
     graph: Graph
+    parts: Partition
 
     @classmethod
     def make(
@@ -93,7 +94,7 @@ class Pair:
             model, graph, plan, labelled=graph.splits["train"], dtype=dtype, parts=parts,
             evaluated=workload(name, dtype, False), scratch=scratch, device=device,
         )  # fmt: skip
-        return cls(staged, Resident(other, graph, dtype=dtype, device=device), graph)
+        return cls(staged, Resident(other, graph, dtype=dtype, device=device), graph, parts)
 
     def share(self, out, part):
         """A part's share of the mean cross entropy."""

