@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,8 +90,7 @@ def plan(
         parts=partition,
         storage=tuple(storage),
     )
-    found = best(asked.trials(strategies), has_disk=asked.machine.disk is not None)
-    return found if disk is None else replace(found, scratch=str(disk))
+    return best(asked.trials(strategies), has_disk=asked.machine.disk is not None)
 
 
 def train(

@@ -234,6 +234,13 @@ def test_budgets_of_a_run_make_its_plan(cli, graph, tmp_path, monkeypatch):
     assert "a plan has its budgets and ranks already" in refused.err
 
 
+def test_a_saved_plan_knows_the_folder_of_its_disk(cli, graph, tmp_path):
+    plan = tmp_path / "plan.json"
+    asked = ("plan", graph, *SAGE, "--machine", "h200", "--strategy", "grinnder")
+    assert cli(*asked, "--disk", tmp_path, "--out", plan).code == 0
+    assert Plan.load(plan).scratch == str(tmp_path)
+
+
 def test_what_is_prepared_is_said_and_may_be_refused(cli, graph, tmp_path):
     """GCN aggregates its features once where they are not dropped out."""
     model = ("--model", "gcn", "--input-dropout", 0)

@@ -84,6 +84,7 @@ class Choosing:
     prepared: Workload | None = None
     layout_of: Callable[[int], Layout] | None = None
     notes: tuple[str, ...] = ()
+    scratch: str = ""  # the folder on the disk tier, for the plans that use it
     thorough: bool = False
     fewer: bool = False
     most_parts: int = 64  # what they pass to each other grows with their square
@@ -111,6 +112,7 @@ class Choosing:
             machine=self.machine,
             factors=dict(self.factors),
             notes=self.notes,
+            scratch=self.scratch,
         )
         prepares = bool(plan.workload.prepared)
         try:

@@ -101,6 +101,7 @@ def question(
         prepared=prepared,
         layout_of=counted,
         notes=tuple(notes),
+        scratch="" if budgets.disk is None else str(budgets.disk),
         thorough=thorough,
         fewer=fewer,
     )
