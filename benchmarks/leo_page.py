@@ -6,6 +6,7 @@ from math import exp, log
 from statistics import fmean
 from typing import Any
 
+from leo_figures import figures
 from leo_tables import EXPLAINED, PROOFS_EXPLAINED
 
 
@@ -29,9 +30,10 @@ def page(record: dict[str, Any]) -> str:
             f"{row['least']:.2f}, {row['most']:.2f} | {row['deviation']:+.0%} | "
             f"{row['bound'][0]} / {row['bound'][1]} |"
         )
+    found = figures(record["epochs"])
     lines += ["", "### Why they deviate", EXPLAINED, ""]
     lines += [
-        f"- **{row['what']}** ({row['deviation']:+.0%}): {row['why']}"
+        f"- **{row['what']}** ({row['deviation']:+.0%}): {row['why'].format(**found)}"
         for row in record["ratios"]
         if abs(row["deviation"]) > 0.3
     ]

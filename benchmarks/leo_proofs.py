@@ -15,7 +15,7 @@ from tiergnn.planner.cost import Costs
 from tiergnn.planner.simulate import simulate
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.known import STRATEGIES
-from tiergnn.schedule.actions import Lane, Op
+from tiergnn.schedule.actions import Action, Lane, Op
 from tiergnn.schedule.check import check
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
@@ -23,7 +23,7 @@ from tiergnn.workload import Peak, RowKind, Size, StageWork, Term, Workload
 
 
 def one_sum(width: int, dtype: str = "float32") -> Workload:
-    """A model that is one aggregation of rows that change at every step."""
+    """A model that is one aggregation of rows that change at every step, and a look at each row."""
     row = width * (2 if dtype == "bfloat16" else 4)
     gather = Term(kind="gather", amount=Size(per_edge=row), grain=row, table=Size(per_source=row))
     nothing: dict[str, Any] = {
@@ -37,13 +37,20 @@ def one_sum(width: int, dtype: str = "float32") -> Workload:
         ),
         StageWork(
             index=1, kind="graph", op="sum of in-edges", gathers=("h0",), reads=(),
-            writes=("h1",), columnwise=True, forward=(gather,), backward=(gather,), **nothing,
+            writes=("h1",), columnwise=True, divisible=True, forward=(gather,), backward=(gather,),
+            **nothing,
+        ),
+        # Or else the sum would be in one visit with the loss and its backward.
+        StageWork(
+            index=2, kind="rows", op="rows", gathers=(), reads=("h1",), writes=("h2",),
+            columnwise=False, forward=(), backward=(), **nothing,
         ),
     )  # fmt: skip
     rows = [RowKind(name="x", width=1, dtype=dtype, grad=False)]
     rows += [RowKind(name=name, width=width, dtype=dtype) for name in ("h0", "h1")]
+    rows += [RowKind(name="h2", width=1, dtype=dtype)]
     return Workload(
-        name=f"sum of {width}", dtype=dtype, rows=tuple(rows), inputs=("x",), output="h1",
+        name=f"sum of {width}", dtype=dtype, rows=tuple(rows), inputs=("x",), output="h2",
         stages=stages, loss=(), loss_held=Peak(), step=(), step_held=0, parameter_bytes=4,
         optimizer_bytes=0,
     )  # fmt: skip
@@ -150,12 +157,9 @@ def staging() -> list[dict[str, Any]]:
                 ends = (Op.AGGREGATE, Op.COPY)
             timeline = clocked(schedule, machine)
             turn = turning(schedule, form)
-            seconds = between(
-                timeline, {a.index for a in schedule.actions[turn[0] : turn[1]] if a.op in ends}
-            )
+            seconds = between(timeline, {a.index for a in turn if a.op in ends})
             moved = [
-                sum(a.moved_bytes for a in schedule.actions[turn[0] : turn[1]] if a.lane is lane)
-                for lane in (Lane.H2D, Lane.D2H)
+                sum(a.moved_bytes for a in turn if a.lane is lane) for lane in (Lane.H2D, Lane.D2H)
             ]
             found.append(
                 {
@@ -166,25 +170,26 @@ def staging() -> list[dict[str, Any]]:
     return found
 
 
-def turning(schedule: Schedule, form: str) -> tuple[int, int]:
-    """The actions of the one aggregation: from its first copy in to the first of what follows."""
+def turning(schedule: Schedule, form: str) -> list[Action]:
+    """The actions of the one aggregation: what it reads brought, the sums, and those taken away."""
     if form == "parts":
-        own = [a.index for a in schedule.actions if a.op is Op.FORWARD and a.stage == 1]
-        loads = [
-            a.index
+        return [
+            a
             for a in schedule.actions
-            if a.op is Op.COPY and a.writes[0].startswith("h0") and a.writes[0].endswith(".in")
+            if (a.op is Op.FORWARD and a.stage == 1)
+            or (a.op is Op.COPY and a.lane is Lane.H2D and _of(a.writes, "h0.p", ".in"))
+            or (a.op is Op.COPY and a.lane is Lane.D2H and _of(a.writes, "h1.p", "@host"))
         ]
-        after = next(a.index for a in schedule.actions if a.op is Op.ZERO)
-        return loads[0], max(own[-1] + 1, after)
     own = [a.index for a in schedule.actions if a.op is Op.AGGREGATE]
-    loads = [
-        a.index for a in schedule.actions if a.writes[0].startswith("h0.c") and a.lane is Lane.H2D
-    ]
+    loads = [a.index for a in schedule.actions if _of(a.writes, "h0.c", "") and a.lane is Lane.H2D]
     after = next(
         a.index for a in schedule.actions if a.lane is Lane.H2D and "sum.s1.p0" in a.writes
     )
-    return min(loads), max(own[-1] + 1, after)
+    return list(schedule.actions[min(loads) : max(own[-1] + 1, after)])
+
+
+def _of(names: tuple[str, ...], start: str, end: str) -> bool:
+    return bool(names) and names[0].startswith(start) and names[0].endswith(end)
 
 
 def least_sliced(

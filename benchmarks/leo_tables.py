@@ -19,15 +19,16 @@ SHARES: dict[str, dict[str, tuple[float, float]]] = {
 WHY = {
     "DGL (uva) / leo": (
         "uva is bound by the link to the host in all 28 plans: rank 0's h2d lane is busy for "
-        "77% of the epoch or more (the paper: 85% is host transfer). In the model every "
+        "{h2d:.0%} of the epoch or more (the paper: 85% is host transfer). In the model every "
         "edge's row crosses; on Reddit's shape an H200 read a third less, since a cache has "
-        "the hot rows (below), and Reddit alone lifts the mean from 19 to 24. The rest is "
-        "leo, which runs at our kernels' rates and is bound by them on B: a slower kernel "
-        "changes leo alone, so the paper's ratio is smaller where its kernels take longer."
+        "the hot rows (below), and Reddit alone lifts the mean from {uva_but_reddit:.0f} to "
+        "{uva:.0f}. The rest is leo, which runs at our kernels' rates and is bound by them on "
+        "B: a slower kernel changes leo alone, so the paper's ratio is smaller where its "
+        "kernels take longer."
     ),
     "DGL (uva) / leo, GCN": (
-        "As above; the largest ratios, 112 and 134, are Reddit's and orkut's on B, where leo "
-        "takes 3.5 and 6 ms and is bound by compute."
+        "As above; the largest ratios, {uva_reddit_b:.0f} and {uva_orkut_b:.0f}, are Reddit's "
+        "and orkut's on B, where leo is bound by compute."
     ),
     "DGL (uva) / leo, GIN": (
         "As above, and the first layer gathers the features themselves (100 to 768 columns): "
@@ -37,45 +38,47 @@ WHY = {
     ),
     "DGL (uva) / leo on A": (
         "uva is bound by h2d, leo by peers in 13 of 14: bytes over rates. That two devices "
-        "share an uplink is our assumption: with one each it is 10.9. The nearest graphs, "
-        "MAG240M and papers100M, have 3.5 to 9.5."
+        "share an uplink is our assumption: with one each it is less (below). The nearest "
+        "graphs, MAG240M and papers100M, have {uva_near[0]:.1f} to {uva_near[1]:.1f}."
     ),
     "MGG / leo": (
         "mgg is bound by peers in 25 of 28, leo by peers in 13 (on A) and compute in 13. The "
-        "machines pull apart: 15 on A, where remote reads share PCIe, 2.2 on B. That narrow "
-        "rows are read over NVSwitch at three quarters of the bulk rate is assumed; at a "
-        "quarter of that B has 5.6, so the paper's 3.25 lies between the two assumptions for "
-        "B, and A raises the mean."
+        "machines pull apart: {mgg_a:.0f} on A, where remote reads share PCIe, {mgg_b:.1f} on "
+        "B. That narrow rows are read over NVSwitch at three quarters of the bulk rate is "
+        "assumed; at a quarter of that B has more (below), so the paper's 3.25 lies between "
+        "the two assumptions for B, and A raises the mean."
     ),
     "MGG / leo, GCN": ("As above."),
     "MGG / leo, GIN": (
-        "As above; the 117 of Reddit on A: the caches' 80% of all rows hold every boundary "
-        "row (68%), so leo reads nothing remote, where mgg reads 88% of all edges' rows over "
-        "PCIe."
+        "As above; the {mgg_most:.0f} of Reddit on A: the caches' 80% of all rows hold every "
+        "boundary row (68%), so leo reads nothing remote, where mgg reads 88% of all edges' "
+        "rows over PCIe."
     ),
     "device cache of 20% / none": (
         "Peers bind mgg in 25 plans, and 20% of the rows leave 0 to 6% of the remote reads on "
         "R-MAT's degrees, 20% on products' (counted on generated graphs at 25%: 3.9, 18.5 and "
         "2.2%). The paper's 25% and 15% leave 5 to 14%: its graphs are less skewed in what a "
-        "part reads. Products, the least skewed here, has 2.6 to 4.3."
+        "part reads. Products, the least skewed here, has {products[0]:.1f} to "
+        "{products[1]:.1f}."
     ),
     "host cache of 15% besides": (
-        "On B it loses, 0.23 to 0.76, wherever boundary rows are left for it: they are "
-        "written to the host (d2h) and come back (h2d) at each layer over PCIe, 13 times "
-        "slower than NVSwitch, and these lanes then bind. On A it gains where the device's "
-        "20% leave much (Reddit 2.4 to 2.8, products 1.6 to 1.7) and costs up to 12% "
-        "elsewhere. LEO's refresh of host rows must be hidden or rarer than once a layer."
+        "On B it loses, {host_b[0]:.2f} to {host_b[1]:.2f}, wherever boundary rows are left "
+        "for it: they are written to the host (d2h) and come back (h2d) at each layer over "
+        "PCIe, 13 times slower than NVSwitch, and these lanes then bind. On A it gains where "
+        "the device's 20% leave much (up to {host_a[1]:.1f}, on Reddit) and costs up to "
+        "{host_cost:.0%} elsewhere. LEO's refresh of host rows must be hidden or rarer than "
+        "once a layer."
     ),
     "MGG with cache / MGG (GIN)": (
         "Without a pipeline all is on the compute lane, most of it remote reads (the paper: "
         "over 95% of MGG's time is remote aggregation), and the cache takes nearly all of "
-        "those away: 9 to 111 on A, 0.8 to 4.8 on B. On products on B it loses: its host "
-        "cache goes over PCIe."
+        "those away: {cached_a[0]:.1f} to {cached_a[1]:.0f} on A, {cached_b[0]:.1f} to "
+        "{cached_b[1]:.1f} on B. On products on B it loses: its host cache goes over PCIe."
     ),
     "MGG with both / MGG (GIN)": (
         "As the cache alone: what the pipeline hides beside remote reads is little (at most "
-        "1.02). The paper's 1.40 from the pipeline includes how neighbour groups are mapped "
-        "to warps, inside one kernel, which is not modelled."
+        "{piped:.2f}, on B). The paper's 1.40 from the pipeline includes how neighbour groups "
+        "are mapped to warps, inside one kernel, which is not modelled."
     ),
 }
 
