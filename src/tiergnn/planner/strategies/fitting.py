@@ -63,14 +63,6 @@ def fit(found: Schedule | Sized, machine: Machine, tiers: Sequence[str] = TIERS)
         raise error
 
 
-def fit_uncached(least: Sized, machine: Machine, cache_bytes: int) -> None:
-    """As ``fit``, where ``cache_bytes`` of nearer memory could take rows off the disk: its room
-    counts only where even that would not do."""
-    lying = held_bytes(least, "disk") - cache_bytes
-    full = lying > 0 and lying > machine.tier("disk").available_bytes
-    fit(least, machine, TIERS if full else ("device", "host"))
-
-
 def fitted(schedule: Schedule, machine: Machine) -> Schedule:
     """The schedule; raises as ``fit``."""
     fit(schedule, machine)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fit, fit_uncached, fitted, held_bytes, shortfall
+from tiergnn.planner.strategies.fitting import fit, fitted, held_bytes, shortfall
 from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.staged import Staged
@@ -75,7 +75,7 @@ def _write(
         return written(math.inf, trace)[0].finish()
     least = written(0, trace, sizing=True)[0].sized()
     available = machine.tier("host").available_bytes
-    fit_uncached(least, machine, available)
+    fit(least, machine, ("device", "host"))
     room = available - held_bytes(least, "host")
     for _ in range(_TRIES):
         tried = written(room, trace, sizing=True)[0].sized()

@@ -18,7 +18,7 @@ from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.columns import Columns, like
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fit, fit_uncached, most_slices
+from tiergnn.planner.strategies.fitting import fit, most_slices
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import ahead
@@ -76,8 +76,7 @@ def _write(
 
     # A slice on the device is none in host memory, so only the device can be too small for none.
     least = sized(0, 0)
-    nearer = machine.tier("device").available_bytes + machine.tier("host").available_bytes
-    fit_uncached(least, machine, nearer)
+    fit(least, machine, ("device", "host"))
     device = most_slices(least, lambda n: sized(n, 0), knobs.slices, machine, "device")
     host = 0
     if knobs.tier == "disk" and device < knobs.slices:
