@@ -19,6 +19,7 @@ class Effort:
     narrowest: tuple[int, ...]  # widths of products
     tensor_bytes: tuple[int, ...]  # of operations in order
     copy_bytes: int
+    attend_edges: int  # a call is longer than a launch, and short enough to be alone at times
     processor_time: bool = False  # see ``Clock``
 
     def within(self, free_bytes: int) -> Effort:
@@ -42,6 +43,7 @@ CPU = Effort(
     narrowest=(4, 16, 64, 256, 512),
     tensor_bytes=tuple(int(mib * MIB) for mib in (0.25, 1, 4, 16, 64)),
     copy_bytes=128 * MIB,
+    attend_edges=2**14,
 )
 CUDA = Effort(
     budget_s=0.04,
@@ -52,6 +54,7 @@ CUDA = Effort(
     narrowest=(4, 16, 64, 256, 1024),
     tensor_bytes=tuple(mib * MIB for mib in (128, 1024)),  # of smaller ones the launch is most
     copy_bytes=512 * MIB,
+    attend_edges=2**23,
 )
 # To see in a second or two that everything works; the figures are rough.
 TINY = Effort(
@@ -63,4 +66,5 @@ TINY = Effort(
     narrowest=(16, 64),
     tensor_bytes=(MIB // 4, 2 * MIB),
     copy_bytes=8 * MIB,
+    attend_edges=2**10,
 )

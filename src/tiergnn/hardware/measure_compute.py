@@ -85,9 +85,9 @@ def measure_draws(clock: Clock, effort: Effort) -> float:
 
 def measure_attention(clock: Clock, effort: Effort) -> Curve:
     """Bytes of rows weighed by attention a second, beside gathering them, by the bytes of a head's
-    row: the mean of forward and backward, of a table that a cache holds."""
-    num_rows = max(DEGREE, effort.read_bytes // (64 * 1024))
-    edges, device = DEGREE * num_rows, clock.device
+    row: the mean of forward and backward."""
+    edges, device = effort.attend_edges, clock.device
+    num_rows = edges // DEGREE
     generator = torch.Generator(device=device).manual_seed(0)
     col = torch.randint(num_rows, (edges,), generator=generator, device=device, dtype=torch.int32)
     block = Block(rowptr=random_rowptr(edges, generator), col=col, num_src=num_rows)

@@ -9,6 +9,7 @@ from tiergnn.schedule.actions import Work
 from tiergnn.workload import Extent, Term
 
 ALL = ("gather", "matmul", "stream")
+_BESIDE = {"attend": "gather", "draw": "stream", "fresh": "stream"}  # what goes along with what
 _Asked = tuple[int, Extent, tuple[str, ...], float, float, bool]
 
 
@@ -39,9 +40,10 @@ class Works:
         if asked not in self._made:
             works = []
             for term in terms:
-                share = frac * (edges_frac if term.kind == "gather" else 1.0)
+                kind = _BESIDE.get(term.kind, term.kind)
+                share = frac * (edges_frac if kind == "gather" else 1.0)
                 amount = round(term.amount.at(extent) * share)
-                if term.kind in kinds and amount:
+                if kind in kinds and amount:
                     works.append(self._work(term, extent, amount, frac, backward=backward))
             self._made[asked] = (terms, tuple(works))
         return list(self._made[asked][1])
