@@ -93,7 +93,7 @@ def run(step: Callable[[int], float], epochs: int) -> dict[str, Any]:
 
 def ours(model: Net, graph: Graph, y: Tensor, epochs: int, dtype: torch.dtype) -> dict[str, Any]:
     resident = Resident(model, graph, device="cuda", dtype=dtype, prepare=True, capture=True)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     criterion = make_criterion("class", None, None, y, int(y.max()) + 1)
 
     def loss_of(out: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def theirs(
     else:
         edges = torch.stack([block.col.long(), block.edge_dst])
     model = model.cuda().train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     call = torch.compile(model, dynamic=False) if "compiled" in form else model
 
     def step(epoch: int) -> float:

@@ -188,11 +188,13 @@ class StageWork:
 class Topology:
     """What stays with a block beyond its CSR once forward, and then backward, has run: out-edges,
     edges without loops, degrees, tasks. ``loops``: of a graph that has edges from a row to itself.
+    ``sorting``: the most held beyond that while a GPU makes edges without loops, and out-edges.
     """
 
     forward: Size = Size()
     backward: Size = Size()
     loops: bool = True
+    sorting: Peak = Peak()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,7 @@ class Workload:
     learned: Learned = Learned()
     preparing: Peak = Peak()  # the most held beside inputs while some of them are made
     buffer_bytes: int = 0  # of the model's buffers, and of single numbers between steps
+    label_bytes: int = 0  # of a node's label and its id, on a device that is not the host
 
     @property
     def prepared(self) -> tuple[str, ...]:

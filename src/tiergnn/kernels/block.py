@@ -223,9 +223,13 @@ class Block:
 
     @cached_property
     def without_loops(self) -> Block:
-        """This block less its self-loops (itself when there are none); edges keep their ``eid``."""
+        """This block less its self-loops, to sum rows over: what edges carry, and which ones of the
+        graph they are, stays behind. Itself when there are none."""
         keep = self.col != self.edge_dst
-        return self if bool(keep.all()) else self.only(torch.nonzero(keep).flatten())
+        if bool(keep.all()):
+            return self
+        bare = replace(self, eid=None, edge_weight=None, edge_attr=None)
+        return replace(bare.only(torch.nonzero(keep).flatten()), eid=None)
 
     def only(self, kept: Tensor) -> Block:
         """This block with some of its edges, of positions ``kept`` (int64, ascending).

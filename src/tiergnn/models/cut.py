@@ -224,6 +224,7 @@ class _Cut:
             place=fact(shown).place if shown is not None else "",
             statistic=statistic,
             root=self.root,
+            skips_loops=graph and _skips_loops(bound),
             **self._fields(code),
         )
         if not graph:
@@ -311,6 +312,13 @@ def _code_text(node: Node) -> str:
     if node.target in PRODUCTS and isinstance(weight := node.args[1], Node):
         return str(weight.target).removeprefix("model.").removesuffix(".weight")
     return _SIGNS.get(node.target) or _SAID.get(node.target) or name_of(node.target)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def _skips_loops(node: Node | None) -> bool:
+    """Whether an operation goes over the edges without loops; weighted ones have weights of 0."""
+    if node is None or node.target is not ops.propagate:
+        return False
+    return bool(node.kwargs["skip_loops"]) and node.kwargs["weight"] is None
 
 
 def _operation_text(node: Node | None) -> str:

@@ -33,6 +33,7 @@ from tiergnn.models.moments import moments_grad
 from tiergnn.models.passes import Kept, run_backward, run_forward
 from tiergnn.models.preparing import Preparing
 from tiergnn.models.sample_blocks import SampleBlock, sample_blocks
+from tiergnn.models.sorting import Sorting
 from tiergnn.models.stages import Program, Stage
 from tiergnn.models.trace import trace
 from tiergnn.models.works import Done, Works, terms
@@ -74,6 +75,8 @@ def meter(
         inputs = {**inputs, **_examples(program, x)}
         bench = Bench(program, inputs, learned)
         samples = list(sample_blocks(inputs, loops=loops))
+        _begin_libraries(x.device)
+        sorting = Sorting(program, samples, x.device)
         preparing = Preparing(program, inputs, samples)
         passes = [_Passes(bench, sample) for sample in samples]
         law = Law([p.sample.extent for p in passes], [p.sample.loops for p in passes])
@@ -110,15 +113,29 @@ def meter(
         optimizer_bytes=step.state_bytes,
         topology=Topology(
             forward=_sum(
-                [law.size(preparing.lasting_bytes), *(fit.lasting_forward for fit in fits.values())]
+                [
+                    sorting.lasting(law, "loops"),
+                    law.size(preparing.lasting_bytes),
+                    *(fit.lasting_forward for fit in fits.values()),
+                ]
             ),
-            backward=_sum(fit.lasting_backward for fit in fits.values()),
+            backward=_sum(
+                [sorting.lasting(law, "out"), *(fit.lasting_backward for fit in fits.values())]
+            ),
             loops=loops,
+            sorting=sorting.peak(law),
         ),
         preparing=preparing.peak(law),
         learned=Learned(row.held_bytes, row.state_bytes),
         buffer_bytes=bytes_of(model.buffers()) + _PAGE,
     )
+
+
+def _begin_libraries(device: torch.device) -> None:
+    """Have libraries of the GPU take their own memory, once for each thread that calls them."""
+    if device.type == "cuda":
+        one = torch.ones(8, 8, device=device, requires_grad=True)
+        (one @ one).sum().backward()
 
 
 def _examples(program: Program, x: Tensor) -> dict[str, Tensor]:

@@ -98,8 +98,13 @@ class Stage:
     halves: tuple[Stage, ...] = field(default=(), repr=False)
     sums: tuple[Stage, ...] = field(default=(), repr=False)
     divisible: bool = field(default=False, repr=False)
+    skips_loops: bool = field(default=False, repr=False)  # of the edges that it goes over
     columns: tuple[Stage, ...] = field(default=(), repr=False)
     adjoint: Stage | None = field(default=None, repr=False)
+
+    def edges_of(self, block: Block) -> Block:
+        """The block of the edges that the graph operation goes over, which stays with ``block``."""
+        return block.without_loops if self.skips_loops else block
 
     @property
     def opaque(self) -> bool:
@@ -197,6 +202,12 @@ class Program:
         names = [name for made in self.prepared for name in made.program.needs]
         given = {made.name for made in self.prepared}
         return tuple(n for n in dict.fromkeys([*names, *self.needs]) if n not in given)
+
+    def sort_out_edges(self, block: Block) -> None:
+        """Make what backward passes read of a block's out-edges, which stays with it."""
+        for stage in self.stages:
+            if stage.kind == "graph" and not stage.opaque:
+                _ = stage.edges_of(block).transposed
 
     def run(self, inputs: Mapping[str, Tensor], block: Block, key: Key | None = None) -> Tensor:
         """The model's output [V, ...] over a block that is the whole graph, differentiable.

@@ -31,7 +31,6 @@ from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 
 _log = logging.getLogger("tiergnn")
-_OVER_OUT_EDGES = ("sum", "mean", "gat")  # operations whose backward goes over them
 
 
 class Resident:
@@ -101,10 +100,6 @@ class Resident:
             for training, program in self.programs.items()
         }
         step = resident.training(works[True], shape) if schedule is None else schedule
-        # A GPU's sort takes several times the edges: it is done before there are activations.
-        self._sorts = self.device.type == "cuda" and any(
-            stage.op.startswith(_OVER_OUT_EDGES) for stage in self.programs[True].stages
-        )
         self._step = self._walk(True, step)
         self._capture = self._made_capture(budget_bytes) if capture else None
         self._evaluation = self._walk(False, resident.evaluation(works[False], shape))
@@ -173,8 +168,8 @@ class Resident:
         """
         with out_of_memory(self.device, "training"):
             self.model.train(True)
-            if self._sorts:
-                _ = self.block.transposed
+            if self.device.type == "cuda":  # whose sort takes room: before there are activations
+                self.programs[True].sort_out_edges(self.block)
             key, loss = step_key(self.seed, step, self.device), None
             if self._capture is not None and not measure:
                 loss = self._capture.run(lambda k: self._step.run(k, loss_of_out), key, loss_of_out)

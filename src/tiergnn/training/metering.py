@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ def workload_of(
             optimizer=lambda params: _optimizer(params, options),
             update=_updates(options),
         )
-    return meter(
+    found = meter(
         model,
         inputs,
         training=training,
@@ -65,6 +66,15 @@ def workload_of(
         prepared=prepared and features.kind != "embedding",
         ending=ending,
     )
+    return replace(found, label_bytes=0 if device.type == "cpu" else _label_bytes(graph))
+
+
+def _label_bytes(graph: Graph) -> int:
+    """Of a labelled node's label and its id, as ``Scoring`` holds them."""
+    if graph.y is None:
+        return 0
+    y = np.asarray(graph.y[:1])
+    return 8 + (8 if graph.task == "class" else y.nbytes)
 
 
 def prepares(graph: Graph, model: nn.Module, options: Options) -> bool:

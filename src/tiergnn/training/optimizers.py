@@ -25,6 +25,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
     "sgd": torch.optim.SGD,
 }
+FUSED = ("adagrad", "adam", "adamw", "sgd")  # whose step is one kernel on a GPU
 SCHEDULERS = ("cosine", "exponential", "linear", "onecycle", "plateau", "step")
 FIXED_LENGTH = ("cosine", "linear", "onecycle", "step")  # made for a number of epochs
 
@@ -47,11 +48,14 @@ def make_optimizer(
     if isinstance(choice, str):
         if choice not in OPTIMIZERS:
             raise unknown("optimizer", choice, OPTIMIZERS)
-        options = {"lr": lr, "weight_decay": weight_decay}
+        options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+        if choice in FUSED and all(p.is_cuda for p in params):
+            options["fused"] = True
         if choice == "lbfgs":
             if weight_decay:
                 raise ConfigError("lbfgs has no weight_decay", hint="another optimizer")
-            options = {"lr": lr, "line_search_fn": "strong_wolfe"}
+            options |= {"line_search_fn": "strong_wolfe"}
+            del options["weight_decay"]
         elif extra and weight_decay:
             own = [p for p in params if all(p is not e for e in extra)]
             groups: list[dict[str, Any]] = [{"params": own}]

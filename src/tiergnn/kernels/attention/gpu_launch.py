@@ -35,6 +35,7 @@ WARP = 32
 VECTOR_BYTES = 16  # of the widest load
 SECTOR = 8  # float32 numbers of what memory reads at once
 REUSE = 4  # edges a row from which on a copy of rows that align pays
+BY_ROW, BY_ROW_WARPS = 1024, 4  # numbers of a tile of rows that are gone through in order
 
 
 OUTPUTS: tuple[str, ...] = ("out", "out_best", "out_inverse", "out_steep", "out_steep_total")
@@ -171,7 +172,8 @@ def stats_of(grad_PKF: Tensor, out_PKF: Tensor, best_PK: Tensor, inverse_PK: Ten
     stats = best_PK.new_empty(num_dst, 3 * heads)
     if grad_PKF.numel():
         tile = tile_of(heads, width, 1, 1)
-        grid = triton.cdiv(num_dst, tile.rows), triton.cdiv(heads, tile.heads)
+        rows = _rows_in_order(tile)
+        grid = triton.cdiv(num_dst, rows), triton.cdiv(heads, tile.heads)
         given = {
             "grad": grad_PKF,
             "out": out_PKF,
@@ -184,10 +186,15 @@ def stats_of(grad_PKF: Tensor, out_PKF: Tensor, best_PK: Tensor, inverse_PK: Ten
             "SUM": tl.float64 if stats.dtype == torch.float64 else tl.float32,
             "HEADS": tile.heads,
             "WIDTH": tile.width,
-            "ROWS": tile.rows,
+            "ROWS": rows,
         }
-        launch(rows_kernel, grid, given)
+        launch(rows_kernel, grid, given, num_warps=BY_ROW_WARPS)
     return stats
+
+
+def _rows_in_order(tile: Tile) -> int:
+    """Rows of a program that goes through all of them in order."""
+    return max(1, BY_ROW // (tile.heads * tile.width))
 
 
 def record_width(heads: int) -> int:
@@ -215,7 +222,7 @@ def records_of(
     if grad_PKF.numel():
         vector = vector_of(grad_PKF.view(num_dst, -1), heads * width)
         tile = tile_of(heads, pitch, vector, 1)
-        rows = tile.rows * tile.lanes
+        rows = _rows_in_order(tile)
         best, inverse, steep, steep_total = state
         given = {
             "dst": dst_PK,
@@ -240,7 +247,7 @@ def records_of(
             "ROWS": rows,
         }
         grid = triton.cdiv(num_dst, rows), triton.cdiv(heads, tile.heads)
-        launch(record_kernel, grid, given)
+        launch(record_kernel, grid, given, num_warps=BY_ROW_WARPS)
     return record, grad_dst, table
 
 

@@ -113,6 +113,7 @@ def _weighted_sum(
     total_PK = torch.zeros_like(max_PK).index_add(0, edges.dst, exp_LK)
     alpha_LK = exp_LK / (total_PK + 1e-16)[edges.dst]
     if options.threshold:
+        assert options.key is not None
         columns = options.head + alpha_LK.shape[1]
         kept = keep_mask(edges.row_id, columns, options.threshold, options.key, options.site)
         alpha_LK = torch.where(kept[:, options.head :], alpha_LK * options.scale, 0.0)

@@ -83,6 +83,7 @@ class _Writing:
 
     def training(self) -> Schedule:
         self._give(optimizer=True)
+        self._sort()
         self._prepare()
         last = self._last_backward()
         for stage in self.workload.stages:
@@ -120,6 +121,9 @@ class _Writing:
         if any(self.kinds[name].grad for name in workload.inputs):
             state += shape.num_nodes * workload.learned.optimizer_bytes
         self.out.given("parameters", 0, "device", "parameters", parameters)
+        if workload.label_bytes:
+            labels = shape.num_nodes * workload.label_bytes
+            self.out.given("labels", 0, "device", "features", labels)
         if workload.buffer_bytes:
             self.out.given("buffers", 0, "device", "parameters", workload.buffer_bytes)
         if optimizer:
@@ -148,6 +152,12 @@ class _Writing:
         self.given.add(name)
         purpose = "parameters" if kind.grad else "features"
         self.out.given(name, 0, "device", purpose, self._row_bytes(name))
+
+    def _sort(self) -> None:
+        """Room for sorting the edges, before there is anything of a step."""
+        work = self._scratch("work.sort", self.workload.topology.sorting.at(self.extent))
+        self._reserve(work)
+        self._release(work)
 
     def _prepare(self) -> None:
         """Room for what prepared rows are made of, before the first step: the features where
