@@ -17,6 +17,7 @@ import json
 import os
 import time
 import traceback
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -229,10 +230,19 @@ def run(
         "predicted_busy_s": {lane: s for (_, lane), s in plan.timeline.busy_s().items()},
     }
     meter = PeakMeter(device)
-    with device_budget(device, budget if args.hold else None):
-        staged = Staged(
-            model, graph, plan, labelled=graph.splits["train"], device=device, evaluated=evaluated
-        )
+    with (
+        device_budget(device, budget if args.hold else None),
+        closing(
+            Staged(
+                model,
+                graph,
+                plan,
+                labelled=graph.splits["train"],
+                device=device,
+                evaluated=evaluated,
+            )
+        ) as staged,
+    ):
         scoring = Scoring(graph, dict(graph.splits), device)
         share = scoring.by_parts(staged.parts.gids, staged.device)
         optimizer = torch.optim.Adam(staged.model.parameters(), lr=0.01)
@@ -268,7 +278,6 @@ def run(
         }
         if on_gpu:
             row["reserved_bytes"] = torch.cuda.max_memory_reserved()
-        staged.close()
     return row
 
 
