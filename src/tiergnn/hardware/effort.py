@@ -19,7 +19,7 @@ class Effort:
     narrowest: tuple[int, ...]  # widths of products
     tensor_bytes: tuple[int, ...]  # of operations in order
     copy_bytes: int
-    attend_edges: int  # a call is longer than a launch, and short enough to be alone at times
+    attend_edges: int  # of a call that takes many times what its launch does
     processor_time: bool = False  # see ``Clock``
 
     def within(self, free_bytes: int) -> Effort:
@@ -43,7 +43,7 @@ CPU = Effort(
     narrowest=(4, 16, 64, 256, 512),
     tensor_bytes=tuple(int(mib * MIB) for mib in (0.25, 1, 4, 16, 64)),
     copy_bytes=128 * MIB,
-    attend_edges=2**14,
+    attend_edges=2**18,
 )
 CUDA = Effort(
     budget_s=0.04,
