@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +111,24 @@ def dealt(graph: Graph, num_ranks: int, seed: int) -> Partition:
     return Partition(graph=graph, part_of=owners.astype(np.int32), num_parts=num_ranks)
 
 
+def knobs_of(way: str, num_ranks: int) -> tuple[str, Knobs]:
+    """A strategy and what of the rows it caches: "halo", "leo 0.1 0.2" (on device and host)."""
+    strategy, *shares = way.split()
+    if not shares:
+        return strategy, Knobs(ranks=num_ranks)
+    device, host = map(float, shares)
+    caches = {"device_cache_frac": device, "host_cache_frac": host}
+    return strategy, Knobs(ranks=num_ranks, exchange="outputs", **caches)
+
+
 def ranked(
-    name, graph, strategy, num_ranks, *, dtype=torch.float64, seed=0, started=None, device="cpu",
+    name, graph, way, num_ranks, *, dtype=torch.float64, seed=0, started=None, device="cpu",
     **knobs,
 ) -> tuple[list[Seen], Plan]:  # fmt: skip
     """What all ranks saw, and the plan. ``started``: so many ranks instead."""
     parts = dealt(graph, num_ranks, seed)
-    chosen = Knobs(ranks=num_ranks, **knobs)
+    strategy, chosen = knobs_of(way, num_ranks)
+    chosen = replace(chosen, **knobs)
     there = machine(max(8, num_ranks))
     plan = plan_of(name, strategy, chosen, graph, parts, dtype, there)
     evaluated = workload(name, dtype, False)
@@ -128,7 +139,7 @@ def ranked(
     return [seen[rank] for rank in range(num_ranks)], plan
 
 
-Case = tuple[str, str]  # (strategy, model)
+Case = tuple[str, str]  # (strategy and caches, model)
 
 
 def in_process(
@@ -138,8 +149,8 @@ def in_process(
     device = kind if kind == "cpu" else f"{kind}:{torch.cuda.current_device()}"
     graph, there = random_graph(*size), dealt(random_graph(*size), t.size, 0)
     alone: dict[str, Seen] = {}
-    for strategy, name in cases:
-        plan = Plan.load(Path(folder, f"{strategy}-{name}.json"))
+    for way, name in cases:
+        plan = Plan.load(Path(folder, f"{way}-{name}.json"))
         evaluated = Workload.load(Path(folder, f"{name}.json"))
         seen: dict[int, Seen] = {}
         train(t, graph, plan, there, evaluated, {t.rank: make(name, plan)}, seen, device)
@@ -148,8 +159,8 @@ def in_process(
         try:
             same(t.rank, seen[t.rank], alone[name])
         except AssertionError as error:
-            raise AssertionError(f"{strategy} {name}: {error}") from error
-        t.barrier(tag=f"{strategy} {name}")
+            raise AssertionError(f"{way} {name}: {error}") from error
+        t.barrier(tag=f"{way} {name}")
 
 
 def same(rank: int, ours: Seen, theirs: Seen) -> None:
@@ -172,10 +183,10 @@ def start_processes(
     """All cases in the same processes. ``options`` are those of ``launch``."""
     graph = random_graph(*size)
     parts = dealt(graph, num_ranks, 0)
-    for strategy, name in cases:
-        knobs = Knobs(ranks=num_ranks)
+    for way, name in cases:
+        strategy, knobs = knobs_of(way, num_ranks)
         plan = plan_of(name, strategy, knobs, graph, parts, torch.float64, machine(8))
-        plan.save(folder / f"{strategy}-{name}.json")
+        plan.save(folder / f"{way}-{name}.json")
         workload(name, torch.float64, False).save(folder / f"{name}.json")
     launch(
         in_process,
@@ -187,12 +198,10 @@ def start_processes(
     )
 
 
-def compare(
-    name, graph, strategy, num_ranks, *, dtype=torch.float64, seed=0, device="cpu", **knobs
-):
+def compare(name, graph, way, num_ranks, *, dtype=torch.float64, seed=0, device="cpu", **knobs):
     """Losses, gradients, statistics and predictions are the resident run's, alike on all ranks."""
     knobs.update(dtype=dtype, seed=seed, device=device)
-    ours, plan = ranked(name, graph, strategy, num_ranks, **knobs)
+    ours, plan = ranked(name, graph, way, num_ranks, **knobs)
     theirs, rel = resident(graph, plan, name, device), 1e-10 if dtype == torch.float64 else 1e-5
     for got in ours:
         assert got.losses == ours[0].losses

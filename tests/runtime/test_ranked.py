@@ -14,13 +14,16 @@ from tiergnn.schedule.check import peaks
 
 # Dropout in all; BatchNorm and residuals in deep, BatchNorm in gin; maxima in stacked; weights that
 # are learned in weighted, given ones in data.
-STRATEGIES = ("halo", "nfp", "mgg")
+STRATEGIES = ("halo", "nfp", "mgg", "uva", "leo 0.1 0.2")
 CASES = [
     ("halo", "gcn", 1), ("halo", "gcn", 2), ("halo", "gat", 3), ("halo", "gatv2", 2),
     ("halo", "deep", 4), ("halo", "gin", 3), ("halo", "stacked", 3), ("halo", "weighted", 2),
     ("halo", "data", 3), ("nfp", "gcn", 3), ("nfp", "gat", 2), ("nfp", "deep", 4),
     ("nfp", "data", 2), ("mgg", "gcn", 3), ("mgg", "gat", 3), ("mgg", "deep", 2),
-    ("mgg", "data", 3),
+    ("mgg", "data", 3), ("uva", "gcn", 1), ("uva", "gat", 3), ("uva", "deep", 2),
+    ("uva", "data", 3), ("uva", "gin", 4), ("leo 0 0", "gcn", 1), ("leo 0 0", "sage", 4),
+    ("leo 1 0", "deep", 3), ("leo 0 1", "gin", 2), ("leo 0.1 0.2", "deep", 3),
+    ("leo 0.2 0.1", "gat", 3), ("leo 0.1 0.2", "data", 3), ("leo 0.3 1", "gcn", 8),
 ]  # fmt: skip
 
 
@@ -38,9 +41,10 @@ def test_what_is_moved_and_held_is_the_plans(strategy):
             if action.op in (Op.EXCHANGE, Op.COPY, Op.AGGREGATE, Op.BACKWARD, Op.ACCUMULATE):
                 assert moved == action.moved_bytes, action
         assert any(moved for action, moved in seen.moved if action.op is not Op.REDUCE)
-        most = [peaks(schedule).get((rank, "device"), (0,))[0] for schedule in seen.schedules]
-        assert 0 < seen.peaks["device"] <= max(most)
-    assert plan.strategy == strategy
+        for tier in seen.peaks:
+            most = [peaks(schedule).get((rank, tier), (0,))[0] for schedule in seen.schedules]
+            assert 0 < seen.peaks[tier] <= max(most)
+    assert plan.strategy == strategy.split()[0]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -67,13 +71,24 @@ def test_recomputed_stages():
     compare("gcn", random_graph(40, 150, 5), "halo", 3, recompute=(1, 2))
 
 
+@pytest.mark.parametrize("knobs", [{"pipeline": False}, {"recompute": (1, 2)}], ids=str)
+def test_caches_otherwise(knobs):
+    compare("deep", random_graph(40, 150, 5), "leo 0.1 0.2", 3, **knobs)
+
+
+def test_caches_that_sums_refresh_are_refused():
+    with pytest.raises(RankError, match="ranks fill no cache like sum"):
+        ranked("gcn", random_graph(40, 150, 1), "leo 0.1 0.2", 3, exchange="inputs")
+
+
 def test_a_plan_of_other_ranks_is_refused():
     with pytest.raises(RankError, match="the plan is for 3 ranks, there are 2"):
         ranked("gcn", random_graph(40, 150, 1), "halo", 3, started=2)
 
 
 @pytest.mark.parametrize(
-    ("transport", "strategies"), [("shared", ("mgg",)), ("gloo", ("halo", "nfp"))]
+    ("transport", "strategies"),
+    [("shared", ("mgg", "uva", "leo 0.1 0.2")), ("gloo", ("halo", "nfp"))],
 )
 def test_processes(transport, strategies, tmp_path):
     cases = [(strategy, "gcn") for strategy in strategies]

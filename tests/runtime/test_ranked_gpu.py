@@ -13,9 +13,9 @@ from tests.runtime.ranking import start_processes
 pytestmark = pytest.mark.gpu
 BOTH = ("deep", "gat")
 JOBS = {
-    "ipc": (2, [(s, name) for s in ("halo", "nfp", "mgg") for name in BOTH]),
-    "ipc, four": (4, [("halo", "gin"), ("mgg", "deep"), ("nfp", "gcn")]),
-    "symmetric": (2, [("mgg", "deep"), ("mgg", "gat"), ("halo", "deep")]),
+    "ipc": (2, [(s, name) for s in ("halo", "nfp", "mgg", "uva", "leo 0.1 0.2") for name in BOTH]),
+    "ipc, four": (4, [("halo", "gin"), ("leo 0.1 0.2", "deep"), ("nfp", "gcn"), ("mgg", "gin")]),
+    "symmetric": (2, [("mgg", "deep"), ("leo 0.1 0.2", "gat"), ("halo", "deep")]),
     "nccl": (2, [(s, name) for s in ("halo", "nfp") for name in BOTH]),
 }
 

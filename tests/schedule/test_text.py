@@ -58,6 +58,8 @@ BUFFER = st.builds(
         of=st.sampled_from(["", "h1", "edge_weight", "s2"]),
         part=st.integers(-1, 99),
         owner=st.integers(-1, 99),
+        columns=st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99)),
+        rows=st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99)),
     ),
 )
 NUMBERS = st.integers(-1, 10**6)
@@ -194,7 +196,8 @@ def test_who_meets():
 
 
 @pytest.mark.parametrize(
-    "text", ["rows", "rows:h1:3", "stones:h1:p1", "rows:h1:p1:p2", "rows:h1:q1:p2"]
+    "text",
+    ["rows", "rows:h1:3", "stones:h1:p1", "rows:h1:p1:p2", "rows:h1:q1:p2", "rows:h1:c0-2:r0-2"],
 )
 def test_contents_that_are_none(text):
     with pytest.raises(PlanError, match="not what a buffer holds"):

@@ -166,14 +166,17 @@ class Choosing:
         ``thorough``. Of ``leo`` with the caches that pay in the room that is left."""
         part = max(self.layout(ranks).parts, key=lambda one: one.edges)
         extent = Extent(part.rows, part.sources, part.edges)
+        # Ranks do not refresh caches with sums of the stage before.
+        exchange = "outputs" if name == "leo" else "narrower"
         for dtype in (None, *self.storage):
             for recompute in self._recomputes(self.workload, extent, _RECOMPUTES_OF_RANKS):
-                bare = self.trial(name, Knobs(ranks=ranks, storage=dtype, recompute=recompute))
+                knobs = Knobs(ranks=ranks, storage=dtype, recompute=recompute, exchange=exchange)
+                bare = self.trial(name, knobs)
                 yield bare
                 if bare.plan is None:
                     continue
                 if name == "leo":
-                    yield from (self.trial(name, knobs) for knobs in caches(bare.plan))
+                    yield from (self.trial(name, each) for each in caches(bare.plan))
                 if not self.thorough:
                     break
 

@@ -69,7 +69,7 @@ class Buffers:
         self._start = {tier: self._given_bytes(tier) for tier in ("device", "host", "disk")}
         self._held = dict(self._start)
         self.peak_bytes = dict(self._start)
-        self._lives = _lives(schedule, rank)
+        self._lives = [life for life in _lives(schedule, rank) if not self._shares(life.name)]
         self._arena: Arena | None = None
         self._pending = Pending() if device.type == "cuda" else None
 
@@ -181,7 +181,8 @@ class Buffers:
                 )
             if buffer.tier == "device" and self._pending is not None and room is not None:
                 self._pending.make_room(room - held)
-            if buffer.tier == "host" and self._arena is not None and not buffer.lasting:
+            if self._in_arena(buffer):
+                assert self._arena is not None
                 self._arena.reserve(name)
                 if self._pending is not None:
                     for before in self._arena.waits_for(name):
@@ -197,8 +198,13 @@ class Buffers:
                 value.close()
             if self._pending is not None:
                 self._leave(buffer, value)
-            if buffer.tier == "host" and self._arena is not None and not buffer.lasting:
+            if self._in_arena(buffer):
+                assert self._arena is not None
                 self._arena.release(name)
+
+    def _in_arena(self, buffer: Buffer) -> bool:
+        mine = buffer.tier == "host" and not buffer.lasting and not self._shares(buffer.name)
+        return mine and self._arena is not None
 
     def _leave(self, buffer: Buffer, value: Any) -> None:
         """What a GPU is done with when the current stream has come so far: who releases comes

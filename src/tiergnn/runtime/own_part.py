@@ -93,6 +93,8 @@ class OwnPart:
 
     def count(self, content: Content, of: str) -> int:
         """Rows of what a buffer holds, of this part or another; ``of`` "nodes" or "edges"."""
+        if content.rows is not None:
+            return content.rows[1] - content.rows[0]
         if of == "edges":
             return self.block.num_edges
         if content.what in _OF_SOURCES:
@@ -124,8 +126,9 @@ def numbered(places: np.ndarray, num_places: int) -> tuple[np.ndarray, np.ndarra
 
 
 def as_slice(index: np.ndarray) -> np.ndarray | slice:
-    """Ascending, distinct numbers as the slice that they are, if so."""
+    """Numbers as the slice that they are, if so: all from the first to the last, in order."""
     if not index.size:
         return slice(0, 0)
     first, last = int(index[0]), int(index[-1])
-    return slice(first, last + 1) if last - first + 1 == index.size else index
+    whole = last - first + 1 == index.size and bool((index[1:] > index[:-1]).all())
+    return slice(first, last + 1) if whole else index

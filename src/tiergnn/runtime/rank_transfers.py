@@ -8,11 +8,13 @@ Legend: P own rows, H rows of others that they read, R own rows that others read
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tiergnn.kernels.gather import gather
 from tiergnn.memory.moves import add_rows
 from tiergnn.memory.store import convert, encode
 from tiergnn.models.moments import moments_grad
@@ -25,10 +27,15 @@ from tiergnn.transport.transport import Transport, rows_bytes
 
 _CHANNEL = "peer"
 _BROUGHT = (What.HALO, What.SOURCES)
+_REPLICAS = (What.REPLICAS, What.GRAD_REPLICAS)
+
+# (kind, numbers) of replicas -> owner -> which of them, and where those lie there
+Where = Mapping[tuple[What, tuple[int, int]], Mapping[int, tuple[Tensor, Tensor]]]
 
 
 class RankTransfers:
-    """``storage``: the dtype of rows between ranks (None: as computed); inputs keep theirs."""
+    """``storage``: the dtype of rows between ranks (None: as computed); inputs keep theirs.
+    ``where``: the rows of others that replicas are of."""
 
     def __init__(
         self,
@@ -39,7 +46,9 @@ class RankTransfers:
         *,
         model: nn.Module,
         storage: torch.dtype | None,
+        where: Where,
     ):
+        self._where = where
         self._program, self._buffers, self._part = program, buffers, part
         self._transport, self._model, self._storage = transport, model, storage
         self._widths = {
@@ -207,10 +216,21 @@ class RankTransfers:
     # Within the rank
 
     def copy(self, action: Action) -> int:
-        """Rows of all owners, where they lie, to the sources of this part."""
+        """Rows from where they lie to a buffer of this rank; gives the bytes that they take on the
+        way."""
         (target,) = action.writes
-        holds, part = self._buffers.holds(target), self._part
-        assert holds.what is What.SOURCES, str(action)
+        holds = self._buffers.holds(target)
+        if holds.what is What.SOURCES:
+            return self._put_together(action, target)
+        if holds.what not in _REPLICAS:
+            return self._publish(action.reads[0], target)
+        if self._buffers.holds(action.reads[0]).what in _REPLICAS:
+            return self._pass_on(action.reads[0], target)
+        return self._replicate(action, target)
+
+    def _put_together(self, action: Action, target: str) -> int:
+        """Rows of all owners, where they lie, to the sources of this part."""
+        part = self._part
         room: Any = self._buffers.room(target)
         wanted = part.halo_rows.split(part.reads_of)
         places = room[part.num_rows :].split(part.reads_of)
@@ -218,9 +238,42 @@ class RankTransfers:
             owner, rows = self._buffers.holds(name).part, self._buffers.get(name)
             if owner == part.rank:
                 room[: part.num_rows] = rows
-            elif len(places[owner]):
+            elif not len(places[owner]):
+                continue
+            elif rows.device == room.device:
                 torch.index_select(rows, 0, wanted[owner], out=places[owner])
+            else:
+                gather(rows, wanted[owner], out=places[owner])
         return len(part.halo_rows) * rows_bytes(room)
+
+    def _publish(self, source: str, target: str) -> int:
+        """Own rows to where all ranks read them."""
+        rows: Tensor = self._buffers.get(source).detach()
+        room: Any = self._buffers.room(target)
+        convert(rows, room)
+        return len(room) * rows_bytes(room)
+
+    def _pass_on(self, source: str, target: str) -> int:
+        """Some of this rank's own replicas, between its tiers."""
+        there, here = self._buffers.holds(source).rows, self._buffers.holds(target).rows
+        room: Any = self._buffers.room(target)
+        rows = self._buffers.get(source)[here[0] - there[0] : here[1] - there[0]]
+        convert(rows, room)
+        return len(room) * min(rows_bytes(rows), rows_bytes(room))
+
+    def _replicate(self, action: Action, target: str) -> int:
+        """Rows of others, where they lie, to replicas; beyond the device they go over it."""
+        holds = self._buffers.holds(target)
+        room: Any = self._buffers.room(target)
+        where = self._where[holds.what, holds.rows]
+        for name in action.reads:
+            owner = self._buffers.holds(name).part
+            if owner in where:
+                at, rows = where[owner]
+                found = self._buffers.get(name).detach().index_select(0, rows)
+                room.index_copy_(0, at, found.to(room.device, room.dtype))
+        ways = 2 if self._buffers.tier(target) == "host" else 1
+        return ways * len(room) * rows_bytes(room)
 
     def zero(self, action: Action) -> None:
         """Gradients of parameters are not ours to clear: they add to what the caller left."""
@@ -253,7 +306,7 @@ class RankTransfers:
         part, reader = self._part, holds.part
         if holds.what is What.SOURCES_GRAD and reader != part.rank:
             start = part.rows_of[reader] + sum(part.reads[reader][: part.rank])
-            given = values[start : start + part.sent_to[reader]]
+            given = values[start : start + part.sent_to[reader]].to(total.device)
             _add_rows(total, part.sent_rows.split(part.sent_to)[reader], given)
             return len(given) * rows_bytes(given)
         if holds.what is What.RETURNED:

@@ -20,15 +20,17 @@ from tiergnn.models.stages import Stage
 from tiergnn.models.trace import Program
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.own_part import OwnPart
-from tiergnn.runtime.source_classes import SourceClass, SourceClasses
+from tiergnn.runtime.source_classes import SourceClass, SourceClasses, cut_of
 from tiergnn.runtime.visits import Share
 from tiergnn.schedule.actions import Action, Op
-from tiergnn.schedule.contents import What
+from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.transport.transport import rows_bytes
 
 _GRADS = (What.GRAD, What.SOURCES_GRAD, What.SUM_GRAD)
-_TABLES = (What.ROWS, What.HALO, What.COLUMNS, What.SUM_GRAD)
+TABLES = (
+    What.ROWS, What.HALO, What.COLUMNS, What.SUM_GRAD, What.REPLICAS, What.GRAD_REPLICAS,
+)  # fmt: skip
 
 
 class RankVisits:
@@ -87,34 +89,57 @@ class RankVisits:
     def aggregate(self, action: Action) -> int:
         """The sums over one class of sources; gives the bytes read of other ranks."""
         stage, kept = self._stages[action.stage].sums[0], Kept()
-        tables = self._tables(action)
+        tables, chosen = self._tables(action), self._class_of(action, self._classes)
         graded = self._out is None and (action.stage, action.slice) in self._passed
         if graded:
             last = {"last": tables[-1].detach().requires_grad_()}
             tables[-1] = starts(last, kept.found)["last"]
         with torch.set_grad_enabled(graded):
-            made = self._sums(stage, self._classes[action.slice], tables)
+            made = self._sums(stage, chosen, tables)
         if graded:
             made = cut(stage.writes[0], made, kept)
             self._kept[action.stage, action.slice] = kept
-        self._buffers.put(action.writes[0], made.detach())
-        return self._read_of_others(action, self._classes[action.slice], tables[0])
+        self._put_sums(action.writes[0], made.detach())
+        return self._read_of_others(action, chosen, tables[0])
+
+    def _gathered(self, action: Action) -> list[tuple[str, Content]]:
+        """What an action gathers, in its order, but that own rows come first, as in any block."""
+        (name,) = self._stages[action.stage].gathers
+        found = self._buffers.contents(action.reads, *TABLES)
+        tables = [(n, holds) for n, holds in found if holds.of == name]
+        return sorted(tables, key=lambda table: table[1].part != self._part.rank)
 
     def _tables(self, action: Action) -> list[Tensor]:
         """The rows that an action gathers, table by table: own ones, then those of the class."""
-        (name,) = self._stages[action.stage].gathers
-        found = self._buffers.contents(action.reads)
-        return [self._buffers.get(n) for n, c in found if c.what in _TABLES and c.of == name]
+        return [self._buffers.get(name) for name, _ in self._gathered(action)]
+
+    def _class_of(self, action: Action, classes: SourceClasses) -> SourceClass:
+        if self._out is None:
+            return classes[action.slice]
+        return classes[cut_of(holds for _, holds in self._gathered(action))]
+
+    def _put_sums(self, name: str, made: Tensor) -> None:
+        """Sums of a class; one that comes in pieces is added up."""
+        if self._buffers.there(name):
+            self._buffers.get(name).add_(made)
+        else:
+            self._buffers.put(name, made)
 
     def _sums(self, stage: Stage, chosen: SourceClass, tables: list[Tensor]) -> Tensor:
+        device = chosen.block.device
+        if tables[0].device != device:  # rows in host memory, which a GPU reads there
+            tables = [tables[0].new_empty((0, *tables[0].shape[1:]), device=device), *tables]
         rows = tables[0] if len(tables) == 1 else RowTable(tables)
         given: Any = {stage.gathers[0]: rows}
         (made,) = stage.run(chosen.block, self._key, given, chosen.edges).values()
         return made
 
     def _read_of_others(self, action: Action, chosen: SourceClass, rows: Tensor) -> int:
-        """A row is read in place for every edge."""
-        others = any(c.part != self._part.rank for _, c in self._buffers.contents(action.reads))
+        """A row that lies at another rank, or in host memory, is read there for every edge."""
+        others = any(
+            holds.part != self._part.rank or self._buffers.tier(name) == "host"
+            for name, holds in self._gathered(action)
+        )
         return chosen.block.num_edges * rows_bytes(rows) if others else 0
 
     def update(self, action: Action) -> None:
@@ -230,10 +255,10 @@ class RankVisits:
         """What one class of edges gives: to the gradients of its sources, by those of sums, or to
         the gradients of own rows, over the edges that leave them."""
         if self._out is not None:
-            tables, chosen = self._tables(action), self._out[action.slice]
+            tables, chosen = self._tables(action), self._class_of(action, self._out)
             with torch.no_grad():
                 made = self._sums(self._stages[action.stage].sums[0], chosen, tables)
-            self._buffers.put(action.writes[0], made)
+            self._put_sums(action.writes[0], made)
             return self._read_of_others(action, chosen, tables[0])
         held = self._held(action, What.SUM_GRAD) | self._held(action, What.COLUMNS)
         (grad,) = held.values()

@@ -35,22 +35,29 @@ from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.memory import out_of_memory
 from tiergnn.runtime.own_inputs import OwnInputs, examples
 from tiergnn.runtime.own_part import OwnPart
-from tiergnn.runtime.rank_transfers import RankTransfers
+from tiergnn.runtime.rank_transfers import RankTransfers, Where
 from tiergnn.runtime.rank_visits import RankVisits
+from tiergnn.runtime.replicas import (
+    by_cuts,
+    check_replicas,
+    replicas_in,
+    replicas_of_inputs,
+    replicated,
+)
 from tiergnn.runtime.shared_rows import SharedRows, read_by_others
 from tiergnn.runtime.source_classes import (
+    Reach,
     SourceClass,
     SourceClasses,
-    in_place,
-    leaving_shape,
     own_and_halo,
+    reach_of,
     whole_graph,
 )
 from tiergnn.runtime.staged_walk import StagedWalk, Stopped, buffers_put_back, peaks_of
 from tiergnn.runtime.visits import Share
 from tiergnn.schedule.actions import Action, Op
 from tiergnn.schedule.check import check
-from tiergnn.schedule.contents import What
+from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.transport.failure import Failure
@@ -117,19 +124,27 @@ class Ranked:
             self._inputs = OwnInputs(
                 graph, self.part, self.device, dtype, normalize_rows=normalize_rows
             )
-            reading = bool(read_by_others(plan.schedule))
-            self._ways = self._in_place(parts, transport) if reading else None
+            self._reach = self._reached(parts, transport)
         layout = self._layout(np.asarray(labelled), parts)
         arguments = (plan.shape, layout, plan.machine)
         self.schedule = STRATEGIES[plan.strategy](works[True], *arguments, plan.knobs)
         self.evaluation = RANKED[plan.strategy](works[False], *arguments, plan.knobs)
         with out_of_memory(self.device, "loading the graph"):
             self._classes, self._out = self._cut(parts)
+            self._where: Where = {}
+            self._fixed: dict[Content, Tensor] = {}
+            if self._reach is not None:
+                into, out = self._reach
+                given = self._schedules, self.part
+                self._where = replicated(*given, into, out)
+                self._fixed = replicas_of_inputs(*given, into, self._inputs.rows, transport)
+        self._reach = None  # its edges are in the classes
         self._action = ""
         self._stopped: Callable[[], bool] = lambda: False
+        self._shared: list[SharedRows] = []
         self._walks = {
             training: self._walk(training, schedule)
-            for training, schedule in ((True, self.schedule), (False, self.evaluation))
+            for training, schedule in zip((True, False), self._schedules, strict=True)
         }
         transport.barrier(tag="ready")
 
@@ -138,15 +153,20 @@ class Ranked:
         """int64 [P]: the nodes of this rank's part, ascending."""
         return self.part.gid
 
+    @property
+    def _schedules(self) -> tuple[Schedule, Schedule]:
+        return self.schedule, self.evaluation
+
     def _cut(self, parts: Partition) -> tuple[SourceClasses, SourceClasses | None]:
         """The edges as aggregations go over them: by sources, or all where columns are cut; and
         those that leave own rows, where backward goes over them."""
         columns = any(
             b.holds is not None and b.holds.what is What.COLUMNS for b in self.schedule.buffers
         )
-        if self._ways is not None:
+        if self._reach is not None:
             into, out = (
-                {number: self._class(block) for number, block in way.items()} for way in self._ways
+                {cut: self._class(block.to(self.device)) for cut, block in way.items()}
+                for way in by_cuts(self._schedules, self.rank, *self._reach)
             )
             return into, out
         if not columns:
@@ -164,29 +184,31 @@ class Ranked:
         """Of all parts: each rank counts its own and says so."""
         shapes = self._counts(self.part.shape(labelled))
         leaving = None
-        if self._ways is not None:
-            leaving = self._counts(leaving_shape(self._ways[1], parts, self.rank))
+        if self._reach is not None:
+            leaving = self._counts(self._reach[1].shape(parts))
         return Layout(method=parts.method, exact=True, parts=shapes, leaving=leaving)
 
     def _counts(self, own: PartShape) -> tuple[PartShape, ...]:
         said = self._transport.gather(frozen.encode(own), tag="counts of parts")
         return tuple(frozen.decode(PartShape, each) for each in said)
 
-    def _in_place(
-        self, parts: Partition, transport: Transport
-    ) -> tuple[dict[int, Block], dict[int, Block]]:
-        """Own edges, and those that leave own rows, by where rows lie that are read there."""
+    def _reached(self, parts: Partition, transport: Transport) -> tuple[Reach, Reach] | None:
+        """Own edges, and those that leave own rows, where they are cut by where rows lie."""
+        planned = self.plan.schedule
+        if not read_by_others(planned) and not replicas_in(planned):
+            return None
         if not transport.reads_in_place:
             raise PlanError(
                 f"{self.plan.strategy} reads rows of other ranks in place, which the transport "
                 f"{transport.name} cannot",
                 hint="the strategy halo or nfp, or ranks of one host with transport shared",
             )
-        given = self._graph, parts, self.rank, self.device
-        return in_place(*given, out=False), in_place(*given, out=True)
+        into, out = (reach_of(self._graph, parts, self.rank, out=out) for out in (False, True))
+        return into, out
 
     def _walk(self, training: bool, schedule: Schedule) -> StagedWalk:
         check(schedule, self.plan.machine)
+        check_replicas(schedule)
         machine, narrow = self.plan.machine, self.plan.knobs.storage
         storage = None if narrow is None else getattr(torch, narrow)
         program = self.programs[training]
@@ -204,11 +226,14 @@ class Ranked:
         )
         for buffer in schedule.buffers:
             ours, holds = buffer.given and buffer.rank == self.rank, buffer.holds
-            if ours and holds is not None and holds.what is What.ROWS:
-                buffers.give(buffer.name, self._inputs.rows[holds.of])
+            if not ours or holds is None or holds.what not in (What.ROWS, What.REPLICAS):
+                continue
+            rows = self._inputs.rows[holds.of] if holds.rows is None else self._fixed[holds]
+            buffers.give(buffer.name, rows if buffer.tier == "host" else rows.to(self.device))
         transfers = RankTransfers(
-            program, buffers, self.part, self._transport, model=self.model, storage=storage
-        )
+            program, buffers, self.part, self._transport, model=self.model, storage=storage,
+            where=self._where,
+        )  # fmt: skip
         visits = RankVisits(program, schedule, buffers, self.part, self._classes, self._out)
         more = {
             Op.AGGREGATE: visits.aggregate,
@@ -225,7 +250,8 @@ class Ranked:
         if not read_by_others(schedule):
             return None
         name = "training" if training else "evaluation"
-        return SharedRows(schedule, self._transport, name, device=self.device)
+        self._shared.append(SharedRows(schedule, self._transport, name, device=self.device))
+        return self._shared[-1]
 
     def at(self, action: Action) -> None:
         """An action is about to be done: others name it where this rank fails there."""
@@ -334,6 +360,8 @@ class Ranked:
         """Give memory back. The transport is its owner's to close."""
         for walk in self._walks.values():
             walk.close()
+        for rows in self._shared:
+            rows.close()
 
 
 def _check_plan(plan: Plan, graph: Graph, transport: Transport) -> None:

@@ -5,8 +5,9 @@ Legend: P own rows, S source rows of a class, own ones first, E edges of a class
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from tiergnn.graph.partition import Partition
 from tiergnn.graph.shape import PartShape
 from tiergnn.kernels.block import Block
 from tiergnn.runtime.own_part import as_slice, edges_of
+from tiergnn.schedule.contents import Content
 
 _PIECE = 2**24  # edges looked at together
 
@@ -32,7 +34,7 @@ class SourceClass:
     edges: Edges
 
 
-SourceClasses = Mapping[int, SourceClass]
+SourceClasses = Mapping[Hashable, SourceClass]
 
 
 def whole_graph(graph: Graph, partition: Partition, rank: int, device: torch.device) -> Block:
@@ -51,12 +53,111 @@ def whole_graph(graph: Graph, partition: Partition, rank: int, device: torch.dev
     ).to(device)
 
 
-def in_place(
-    graph: Graph, partition: Partition, rank: int, device: torch.device, *, out: bool
-) -> dict[int, Block]:
-    """A part's in-edges, or the edges that leave it (``out``: from their sources, which are its
-    rows): 0: those within the part; 3: those from (to) other parts, whose rows stand behind the own
-    ones, rank by rank."""
+class Cut(NamedTuple):
+    """A class of edges: from the rows of ``parts``, in that order, where they lie, or from replicas
+    of others' rows of these numbers."""
+
+    parts: tuple[int, ...]
+    replicas: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reach:
+    """A part's in-edges, or the edges that leave it, and the rows of others at their other ends.
+
+    ``block`` is in host memory; its columns are places in the partition's order. ``hot`` are those
+    of others, int64 [H]: first those at which most edges end.
+    """
+
+    block: Block
+    part: int
+    starts: tuple[int, ...]  # the place of each part's first row, and V
+    hot: np.ndarray
+    serves: np.ndarray  # int64 [H] edges of each of them
+
+    @property
+    def num_rows(self) -> int:
+        return self.starts[self.part + 1] - self.starts[self.part]
+
+    def shape(self, partition: Partition) -> PartShape:
+        """Its counts; labels are not looked at."""
+        owners = partition.part_of[partition.order[self.hot]]
+        return PartShape(
+            rows=self.num_rows,
+            edges=self.block.num_edges,
+            local_edges=self.block.num_edges - int(self.serves.sum()),
+            labelled=0,
+            halo_of=tuple(np.bincount(owners, minlength=len(self.starts) - 1).tolist()),
+            served=curve_of(self.serves),
+        )
+
+    def over(self, parts: Sequence[int], *, own: bool = True, but: int = 0) -> Block:
+        """The edges from the rows of these parts, which are the sources, part by part; without
+        ``own`` not those from own rows, and not those from others' ``but`` hottest ones."""
+        shift = np.zeros(len(self.starts) - 1, np.int64)  # from a place to its column
+        num_src = 0
+        for part in parts:
+            shift[part] = num_src - self.starts[part]
+            num_src += self.starts[part + 1] - self.starts[part]
+        place = self.block.col.numpy()
+        owner = np.searchsorted(self.starts, place, side="right") - 1
+        wanted = np.isin(owner, parts) if own else np.isin(owner, parts) & (owner != self.part)
+        if but:
+            cached = np.zeros(self.starts[-1], np.bool_)
+            cached[self.hot[:but]] = True
+            wanted &= ~cached[place]
+        return self._cut(wanted, place + shift[owner], num_src)
+
+    def over_replicas(self, first: int, last: int) -> Block:
+        """The edges from others' rows of these numbers, hottest first, which stand behind own ones
+        as sources."""
+        number = np.full(self.starts[-1], -1, np.int64)
+        number[self.hot[first:last]] = np.arange(last - first) + self.num_rows
+        column = number[self.block.col.numpy()]
+        return self._cut(column >= 0, column, self.num_rows + last - first)
+
+    def _cut(self, wanted: np.ndarray, column: np.ndarray, num_src: int) -> Block:
+        kept = torch.from_numpy(np.flatnonzero(wanted))
+        col = torch.from_numpy(
+            column[kept.numpy()].astype(np.int32 if num_src < 2**31 else np.int64)
+        )
+        return replace(self.block.only(kept), col=col, num_src=max(num_src, self.num_rows))
+
+    def where(self, first: int, last: int) -> dict[int, tuple[Tensor, Tensor]]:
+        """Owner -> the numbers within [first, last) of its rows, and where those lie there."""
+        place = self.hot[first:last]
+        owner = np.searchsorted(self.starts, place, side="right") - 1
+        found = {int(o): np.flatnonzero(owner == o) for o in np.unique(owner)}
+        return {
+            o: (torch.from_numpy(at), torch.from_numpy(place[at] - self.starts[o]))
+            for o, at in found.items()
+        }
+
+
+def cut_of(holds: Iterable[Content]) -> Cut:
+    """The class of an action by the rows that it gathers, own ones first."""
+    holds = tuple(holds)
+    numbers = next((each.rows for each in holds if each.rows is not None), None)
+    return Cut(tuple(each.part for each in holds) if numbers is None else (), numbers)
+
+
+def cut_by(reach: Reach, cuts: Collection[Cut]) -> dict[Hashable, Block]:
+    """The edges of each class, which together are all."""
+    part = reach.part
+    alone = Cut((part,), None) in cuts
+    but = max((cut.replicas[1] for cut in cuts if cut.replicas), default=0)
+    found: dict[Hashable, Block] = {}
+    for cut in cuts:
+        if cut.replicas is not None:
+            found[cut] = reach.over_replicas(*cut.replicas)
+        else:
+            own = cut.parts == (part,) or not alone
+            found[cut] = reach.over(cut.parts, own=own, but=but)
+    return found
+
+
+def reach_of(graph: Graph, partition: Partition, rank: int, *, out: bool) -> Reach:
+    """Of a part's in-edges or, with ``out``, of the edges from its rows, by those rows."""
     own, start = partition.own(rank).astype(np.int64), int(partition.part_ptr[rank])
     if out:
         eid = np.concatenate(_leaving(graph, partition, rank))
@@ -69,42 +170,22 @@ def in_place(
     else:
         rowptr, eid = edges_of(graph.rowptr, own)
         ends = np.asarray(graph.col[as_slice(eid)])
-    place = partition.position[ends].astype(np.int64)
-    inside = (place >= start) & (place < start + own.size)
-    col = np.where(inside, place - start, np.where(place < start, place + own.size, place))
-    gid = torch.from_numpy(own)
-    num_nodes = graph.num_nodes
-    whole = Block(
+    place = np.ascontiguousarray(partition.position[ends])
+    counts = np.bincount(place, minlength=graph.num_nodes)
+    counts[start : start + own.size] = 0
+    others = np.flatnonzero(counts)
+    hot = others[np.argsort(-counts[others], kind="stable")]
+    block = Block(
         rowptr=torch.from_numpy(rowptr),
-        col=torch.from_numpy(col.astype(np.int32 if num_nodes < 2**31 else np.int64)),
-        num_src=num_nodes,
-        dst_gid=gid,
+        col=torch.from_numpy(place),
+        num_src=graph.num_nodes,
+        dst_gid=torch.from_numpy(own),
         eid=torch.from_numpy(eid),
-        num_graph_nodes=num_nodes,
+        num_graph_nodes=graph.num_nodes,
         num_graph_edges=graph.num_edges,
     )
-    within = torch.from_numpy(inside)
-    local = replace(whole.only(torch.nonzero(within).flatten()), num_src=own.size)
-    return {0: local.to(device), 3: whole.only(torch.nonzero(~within).flatten()).to(device)}
-
-
-def leaving_shape(blocks: Mapping[int, Block], partition: Partition, rank: int) -> PartShape:
-    """The counts of a part's edges that leave it, as ``in_place`` cuts them."""
-    local, outer = blocks[0], blocks[3]
-    rows, start = local.num_dst, int(partition.part_ptr[rank])
-    serves = np.bincount(outer.col.cpu().numpy(), minlength=partition.graph.num_nodes)
-    column = np.flatnonzero(serves)
-    serves = serves[column]
-    place = np.where(column < start + rows, column - rows, column)
-    owners = partition.part_of[partition.order[place]]
-    return PartShape(
-        rows=rows,
-        edges=local.num_edges + outer.num_edges,
-        local_edges=local.num_edges,
-        labelled=0,
-        halo_of=tuple(np.bincount(owners, minlength=partition.num_parts).tolist()),
-        served=curve_of(serves),
-    )
+    starts = tuple(int(first) for first in partition.part_ptr)
+    return Reach(block, rank, starts, hot, counts[hot])
 
 
 def _leaving(graph: Graph, partition: Partition, rank: int) -> list[np.ndarray]:
@@ -123,10 +204,10 @@ def _destinations(rowptr: np.ndarray, eid: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
 
 
-def own_and_halo(block: Block, edges: Edges) -> SourceClasses:
+def own_and_halo(block: Block, edges: Edges) -> dict[Hashable, SourceClass]:
     """0: edges from own rows, which are all its sources; 1: edges from rows of others."""
     outside = block.col >= block.num_dst
-    made = {}
+    made: dict[Hashable, SourceClass] = {}
     for number, chosen in ((0, ~outside), (1, outside)):
         kept = torch.nonzero(chosen).flatten()
         part = block.only(kept)

@@ -12,6 +12,7 @@ from tiergnn.planner.strategies.pages import fault_pages
 from tiergnn.planner.strategies.ranked import Ranked
 from tiergnn.planner.strategies.shares import Replicas, shares_of
 from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.contents import Content, What
 from tiergnn.workload import StageWork
 
 CHUNKS = 4  # in which replicas are brought from host memory, one while another is aggregated
@@ -81,9 +82,9 @@ class Classes:
             self._add(stage, op, rank, 1, [pages], sums[1], edges)
             self._writer.release(rank, pages)
         if replicas.device:
-            self._add(stage, op, rank, 1, [replicas.device], sums[1], shares.device_edges)
+            self._add(stage, op, rank, 1, [*own, replicas.device], sums[1], shares.device_edges)
         if replicas.host:
-            self._from_host(stage, op, rank, replicas.host, sums[2])
+            self._from_host(stage, op, rank, own, replicas.host, sums[2])
         return list(sums.values()), read
 
     def _add(
@@ -120,19 +121,24 @@ class Classes:
             ),
         )
 
-    def _from_host(self, stage: StageWork, op: Op, rank: int, replicas: str, out: str) -> None:
+    def _from_host(
+        self, stage: StageWork, op: Op, rank: int, own: list[str], replicas: str, out: str
+    ) -> None:
         """Replicas in host memory come in chunks, each aggregated while the next one comes."""
         shares, draft = self.shares(rank, op is Op.BACKWARD), self._draft
         lane = Lane.H2D if self._knobs.pipeline else Lane.COMPUTE
         bounds = [shares.host_rows * i // CHUNKS for i in range(CHUNKS + 1)]
         edges = [shares.host_edges * i // CHUNKS for i in range(CHUNKS + 1)]
+        what = What.GRAD_REPLICAS if op is Op.BACKWARD else What.REPLICAS
         for i in range(CHUNKS):
             rows = bounds[i + 1] - bounds[i]
             if not rows:
                 continue
+            first = shares.device_rows + bounds[i]
             chunk = draft.take(
                 f"{stage.gathers[0]}.chunk.p{rank}", "staging",
                 rows * draft.sum_bytes(stage), rank=rank, lane=lane,
+                holds=Content(what, stage.gathers[0], rank, rows=(first, first + rows)),
             )  # fmt: skip
             self._writer.add(
                 rank,
@@ -144,5 +150,5 @@ class Classes:
                 writes=[chunk],
                 work=[Work(kind="move", amount=rows * self.stored(stage), place=draft.link("h2d"))],
             )
-            self._add(stage, op, rank, 2, [chunk], out, edges[i + 1] - edges[i])
+            self._add(stage, op, rank, 2, [*own, chunk], out, edges[i + 1] - edges[i])
             self._writer.release(rank, chunk)

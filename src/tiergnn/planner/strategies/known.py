@@ -50,6 +50,8 @@ RANKED: dict[str, Write] = {
     "halo": halo.evaluation,
     "nfp": nfp.evaluation,
     "mgg": mgg.evaluation,
+    "uva": uva.evaluation,
+    "leo": leo.evaluation,
 }
 
 # name -> the knobs that it reads; it refuses any other that is set.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiergnn.planner.strategies.draft import Draft
+from tiergnn.schedule.contents import Content, What
 from tiergnn.workload import StageWork
 
 
@@ -58,18 +59,23 @@ def replicas_of(
 ) -> Replicas:
     """Room for the replicas of what a stage gathers; ``given`` ones are there and filled."""
     shares, name = shares_of(draft, rank, leaving), stage.gathers[0]
-    held = Replicas(given=given)
-    stored = sum(draft.stored_bytes(gathered) for gathered in stage.gathers)
-    for rows, tier, row_bytes in (
-        (shares.device_rows, "device", draft.sum_bytes(stage)),
-        (shares.host_rows, "host", stored),
+    held, what = Replicas(given=given), What.GRAD_REPLICAS if leaving else What.REPLICAS
+    inputs = draft.workload.inputs  # are held as they are computed with
+    stored = sum(
+        draft.row_bytes(each) if each in inputs else draft.stored_bytes(each)
+        for each in stage.gathers
+    )
+    for first, rows, tier, row_bytes in (
+        (0, shares.device_rows, "device", draft.sum_bytes(stage)),
+        (shares.device_rows, shares.host_rows, "host", stored),
     ):
         if not rows or draft.knobs.managed:
             continue
         label = f"{name}.cache.p{rank}" + ("@host" if tier == "host" else "")
+        holds, size = Content(what, name, rank, rows=(first, first + rows)), rows * row_bytes
         if given:
-            buffer = draft.writer.given(label, rank, tier, "cache", rows * row_bytes)
+            buffer = draft.writer.given(label, rank, tier, "cache", size, holds=holds)
         else:
-            buffer = draft.take(label, "cache", rows * row_bytes, rank=rank, tier=tier)
+            buffer = draft.take(label, "cache", size, rank=rank, tier=tier, holds=holds)
         setattr(held, tier, buffer)
     return held
