@@ -74,6 +74,8 @@ def knobs_of(way: str, num_ranks: int) -> tuple[str, Knobs]:
     strategy, *caches = way.split()
     names = ("device_cache_frac", "host_cache_frac")
     given: dict[str, Any] = {name: float(share) for name, share in zip(names, caches, strict=False)}
+    if strategy == "leo":
+        given["exchange"] = "outputs"  # which is what ranks carry out
     return strategy, Knobs(ranks=num_ranks, **given)
 
 
