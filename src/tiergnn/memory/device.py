@@ -18,17 +18,27 @@ _PATIENCE_S = 0.2  # between looks at whether the run was stopped
 
 
 class Arena:
-    """A layout's memory on ``device``, at most ``capacity_bytes``. Raises PlanError beforehand.
+    """A layout's memory on ``device``, at most ``capacity_bytes``; in ``memory`` [bytes], where
+    that is given. Raises PlanError beforehand.
 
     Buffers are reserved and released by name, from any thread. Where a buffer's place was another
     one's, its reservation waits for that one's release; in the order of the layout's steps the
     release comes first, so a run that starts its steps in that order never waits for itself.
     """
 
-    def __init__(self, layout: Layout, *, capacity_bytes: int, device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        capacity_bytes: int,
+        device: torch.device | str = "cpu",
+        memory: Tensor | None = None,
+    ):
         refuse(layout, capacity_bytes, "device")
         self._layout, self.device = layout, torch.device(device)
-        if self.device.type == "cpu":
+        if memory is not None:
+            self._memory = memory
+        elif self.device.type == "cpu":
             self._memory = page_bytes(layout.num_bytes)
         else:
             self._memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self.device)

@@ -2,7 +2,8 @@
 
 Memory of the device is torch's, taken when something is written and counted when it is reserved,
 on a CPU too. Host memory is one piece with a place for every buffer (``memory.device.Arena``),
-pinned where a GPU is there. A buffer on the disk is a table of the run's scratch folder.
+pinned where a GPU is there, in which all schedules of a run take turns. A buffer on the disk is a
+table of the run's scratch folder.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch import Tensor
 from tiergnn.errors import PlanError
 from tiergnn.memory.device import Arena
 from tiergnn.memory.lives import Life, lay_out
-from tiergnn.memory.pinning import process_pinning
 from tiergnn.memory.scratch import Scratch
 from tiergnn.memory.store import RowStore
 from tiergnn.models.stages import Rows
+from tiergnn.runtime.host_memory import HostMemory
 from tiergnn.runtime.pending import Pending
 from tiergnn.runtime.shared_rows import SharedRows
 from tiergnn.schedule.actions import Buffer, Op
@@ -58,6 +59,7 @@ class Buffers:
         capacities: Mapping[str, int],
         scratch: Scratch | None,
         shared: SharedRows | None = None,
+        memory: HostMemory | None = None,
     ):
         self._schedule, self._parts, self._rows, self._rank = schedule, parts, rows, rank
         self.device, self._storage, self._inputs = device, storage, dict(inputs)
@@ -70,6 +72,7 @@ class Buffers:
         self._held = dict(self._start)
         self.peak_bytes = dict(self._start)
         self._lives = [life for life in _lives(schedule, rank) if not self._shares(life.name)]
+        self._memory, self._layout = memory or HostMemory(device), None
         self._arena: Arena | None = None
         self._pending = Pending() if device.type == "cuda" else None
 
@@ -83,27 +86,26 @@ class Buffers:
         with self._lock:
             self._values = {}
             self._held = dict(self._start)
-        if self._arena is None:
-            layout = lay_out(self._lives)
-            room = self._capacities.get("host")
-            # Places that leave gaps may take more than is held: then each buffer has its own.
-            fits = room is None or layout.num_bytes + self._start["host"] <= room
-            if layout.num_bytes and fits:
-                self._arena = Arena(layout, capacity_bytes=layout.num_bytes)
-                self._pin(self._arena)
-        else:
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """A place for every buffer, in memory that other schedules may have used since."""
+        self._layout = self._layout or lay_out(self._lives)
+        num_bytes, room = self._layout.num_bytes, self._capacities.get("host")
+        # Places that leave gaps may take more than is held: then each buffer has its own.
+        if not num_bytes or (room is not None and num_bytes + self._start["host"] > room):
+            return
+        pages = self._memory.of(num_bytes)
+        if self._arena is not None and self._arena.memory is pages:
             self._arena.restart()
+        else:
+            self._arena = Arena(self._layout, capacity_bytes=num_bytes, memory=pages)
 
     def _settle(self) -> None:
         """Wait for a GPU that may still read and write in what was given back."""
         if self._pending is not None:
             torch.cuda.synchronize(self.device)
             self._pending.clear()
-
-    def _pin(self, arena: Arena) -> None:
-        if self._pending is not None:
-            arena.memory.zero_()  # its pages come in all threads, before they come in one
-        process_pinning().pin(arena.memory)
 
     def abandon(self) -> None:
         """After a failure: let go of everything but what is given."""
@@ -113,12 +115,8 @@ class Buffers:
         for value in values.values():
             if isinstance(value, RowStore):
                 value.close()
-        self._close_arena()
-
-    def _close_arena(self) -> None:
-        if self._arena is not None:
-            process_pinning().unpin(self._arena.memory)
         self._arena = None
+        self._memory.close()
 
     def stop(self, error: BaseException) -> None:
         """Let go who waits for a place in host memory."""

@@ -31,6 +31,7 @@ from tiergnn.planner.strategies.known import EVALUATIONS, KNOBS, STRATEGIES
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.given import Given
+from tiergnn.runtime.host_memory import HostMemory
 from tiergnn.runtime.memory import out_of_memory
 from tiergnn.runtime.own_inputs import examples
 from tiergnn.runtime.parts import Parts
@@ -125,6 +126,7 @@ class Staged:
                 if plan.machine.disk is None
                 else plan.machine.tier("disk").available_bytes,
             )
+        self._memory = HostMemory(self.device)
         self._given = Given(self._x, self._edges, self.parts, self.device, self._scratch)
         with out_of_memory(self.device, "loading the graph"):
             self._walks = {
@@ -171,6 +173,7 @@ class Staged:
             inputs={"x": self._x.stored.dtype} | dict.fromkeys(self._edges, dtype),
             capacities={tier: machine.tier(tier).available_bytes for tier in tiers},
             scratch=self._scratch,
+            memory=self._memory,
         )
         self._given.fill(schedule, buffers)
         decode = {} if self._x.plain else {"x": self._x.decode}

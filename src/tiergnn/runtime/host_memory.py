@@ -1,0 +1,31 @@
+"""HostMemory: the one piece of host memory that the schedules of a run take turns in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tiergnn.memory.pinning import page_bytes, process_pinning
+
+
+class HostMemory:
+    """Pages that come when they are first asked for, pinned where ``device`` is a GPU. A larger
+    piece takes the place of a smaller one, which nobody may use any more."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._pages = device, page_bytes(0)
+
+    def of(self, num_bytes: int) -> Tensor:
+        """uint8 of at least so many bytes: the same ones, as long as they do."""
+        if self._pages.numel() < num_bytes:
+            self.close()
+            self._pages = page_bytes(num_bytes)
+            if self._device.type == "cuda":
+                self._pages.zero_()  # its pages come in all threads, before they come in one
+            process_pinning().pin(self._pages)
+        return self._pages
+
+    def close(self) -> None:
+        """Give it back."""
+        process_pinning().unpin(self._pages)
+        self._pages = page_bytes(0)
