@@ -105,7 +105,7 @@ def measure(name: str, graph: Graph, args: argparse.Namespace) -> list[dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["gcn", "sage"])
-    parser.add_argument("--strategies", nargs="+", default=["grinnder", "hongtu"])
+    parser.add_argument("--strategies", nargs="+", default=["grinnder", "hongtu", "sliced"])
     parser.add_argument("--nodes", type=int, default=250_000)
     parser.add_argument("--edges", type=int, default=5_000_000)
     parser.add_argument("--features", type=int, default=64)
