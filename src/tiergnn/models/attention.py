@@ -14,6 +14,7 @@ from torch.nn.parameter import Parameter
 from torch.nn.utils.parametrize import is_parametrized
 
 from tiergnn.errors import ConfigError, unknown
+from tiergnn.models import counts
 from tiergnn.models import functional as ops
 from tiergnn.models.bipartite import Sides, sides_of
 from tiergnn.models.linear import Linear, ensure, glorot, is_plain, zeros
@@ -105,7 +106,7 @@ class GATConv(nn.Module):
         else:
             score_src = _scores(lin_src, self.att_src, sides.x_src, h_src)
             if sides.x_dst is None:
-                score_dst = score_src.new_zeros((ops.num_rows(sides.block), self.heads))
+                score_dst = score_src.new_zeros((counts.num_rows(sides.block), self.heads))
             else:
                 h_dst = ops.own(h_src, sides.block) if shared else None
                 score_dst = _scores(lin_dst, self.att_dst, sides.x_dst, h_dst)
@@ -307,10 +308,10 @@ def _attention_sides(
 
 
 def _check_loops(x: Any) -> None:
-    counts = x[0].shape[0], x[1].shape[0]
-    if all(isinstance(count, int) for count in counts) and counts[0] < counts[1]:
+    sizes = x[0].shape[0], x[1].shape[0]
+    if all(isinstance(size, int) for size in sizes) and sizes[0] < sizes[1]:
         raise ConfigError(
-            f"self-loops of {counts[1]} destinations over {counts[0]} sources",
+            f"self-loops of {sizes[1]} destinations over {sizes[0]} sources",
             hint="add_self_loops=False",
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
+from tiergnn.models import dropouts
 from tiergnn.models import functional as ops
 from tiergnn.models.code import (
     Code,
@@ -298,7 +299,7 @@ _SIGNS = {
     operator.truediv: "/",
     operator.matmul: "@",
 }
-_SAID = {ops.drop_rows: "dropout", ops.scale_rows: "scale"}
+_SAID = {dropouts.drop_rows: "dropout", ops.scale_rows: "scale"}
 
 
 def _code_text(node: Node) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 from torch.nn import functional as F
 
+from tiergnn.models import dropouts
 from tiergnn.models import functional as ops
 from tiergnn.models.linear import is_plain
 from tiergnn.models.traced import fact
@@ -127,7 +128,7 @@ def _steps(node: Node, root: nn.Module) -> Iterator[Step]:
     target: Any = node.target
     if node.op == "call_module":
         target = type(root.get_submodule(str(target)))
-    if target in (ops.finish_rows, ops.scale_rows, ops.drop_rows):
+    if target in (ops.finish_rows, ops.scale_rows, dropouts.drop_rows):
         given = {n: v for n, v in node.kwargs.items() if _NOTHING.get(n, ()) != v}
         x = given.pop("x")
         if isinstance(x, Node) and given and _alike(x, node):

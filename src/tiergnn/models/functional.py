@@ -20,10 +20,11 @@ from tiergnn.errors import ConfigError, unknown
 from tiergnn.kernels.aggregate import aggregate, aggregate_grad
 from tiergnn.kernels.attention import edge_mean, gat_attention, gatv2_attention
 from tiergnn.kernels.block import Block
-from tiergnn.kernels.dropout import Key, dropout, make_key
+from tiergnn.kernels.dropout import Key
 from tiergnn.kernels.epilogue import epilogue
 from tiergnn.kernels.product import linear_rows
 from tiergnn.kernels.table import RowTable
+from tiergnn.models.dropouts import draw_key
 from tiergnn.models.operation import kept, operation
 
 FILLS = ("mean", "add", "sum", "max", "min")
@@ -273,68 +274,6 @@ def loop_attr(block: Block, edge_attr: Tensor, *, fill: float | str | Tensor = "
     rows = block.edge_dst[edges][:, None].expand(-1, edge_attr.shape[1])
     zero = edge_attr.new_zeros(shape)
     return zero.scatter_reduce(0, rows, edge_attr[edges], "a" + fill, include_self=False)
-
-
-@operation(kind="dropout")
-def drop_rows(
-    x: Tensor, block: Block | None, *, p: float, key: Key | None = None, site: int = 0
-) -> Tensor:
-    """Dropout of own rows [P, ...], by their ids in the graph; of rows 0..N-1 without a block."""
-    return dropout(
-        x, p, draw_key(p) if key is None else key, site, None if block is None else block.dst_gid
-    )
-
-
-@operation(kind="dropout", of="edges")
-def drop_edges(
-    x: Tensor, block: Block, *, p: float, key: Key | None = None, site: int = 0
-) -> Tensor:
-    """Dropout of rows of edges [E, ...], by their ids in the graph."""
-    return dropout(x, p, draw_key(p) if key is None else key, site, block.eid)
-
-
-@operation(kind="dropout")
-def drop_loops(
-    x: Tensor, block: Block, *, p: float, key: Key | None = None, site: int = 0
-) -> Tensor:
-    """Dropout of own rows [P, ...] that stand for self-loops: their ids follow the edges'."""
-    gid = block.dst_gid
-    if gid is None:
-        gid = torch.arange(block.num_dst, device=x.device)
-    return dropout(
-        x, p, draw_key(p) if key is None else key, site, gid + (block.num_graph_edges or 0)
-    )
-
-
-@operation(kind="structure")
-def row_ones(block: Block, *, dtype: torch.dtype) -> Tensor:
-    """A column of ones, [P, 1]."""
-    return torch.ones(block.num_dst, 1, dtype=dtype, device=block.device)
-
-
-@operation(kind="structure", of="edges")
-def edge_ones(block: Block, *, dtype: torch.dtype) -> Tensor:
-    """A weight of 1 for every edge, [E]."""
-    return torch.ones(block.num_edges, dtype=dtype, device=block.device)
-
-
-def draw_key(p: float) -> Key | None:
-    """A key from torch's generator, for layers that are called outside a traced model."""
-    if p == 0:
-        return None
-    return make_key(*torch.randint(2**32, (2,)).tolist())
-
-
-@operation(kind="structure", of="count")
-def num_rows(block: Block) -> int:
-    """The number of own rows."""
-    return block.num_dst
-
-
-@operation(kind="structure", of="edge count")
-def num_edges(block: Block) -> int:
-    """The number of edges."""
-    return block.num_edges
 
 
 def own(x: Any, block: Any) -> Any:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import Parameter
 
 from tiergnn.errors import ConfigError, unknown
+from tiergnn.models import counts, dropouts
 from tiergnn.models import functional as ops
 from tiergnn.models.attention import GATConv, GATv2Conv
 from tiergnn.models.bipartite import Sides, sides_of
@@ -321,14 +322,14 @@ class APPNP(nn.Module):
         if loops and weight is not None:
             loop = ops.loop_scale(block, weight)
         elif loops and p:
-            loop = ops.row_ones(block, dtype=x.dtype)
+            loop = counts.row_ones(block, dtype=x.dtype)
         if p and weight is None:
-            weight = ops.edge_ones(block, dtype=x.dtype)
+            weight = counts.edge_ones(block, dtype=x.dtype)
         start = x
         for _ in range(self.K):
             if p:
-                weight = ops.drop_edges(weight, block, p=p)
-                loop = None if loop is None else ops.drop_loops(loop, block, p=p)
+                weight = dropouts.drop_edges(weight, block, p=p)
+                loop = None if loop is None else dropouts.drop_loops(loop, block, p=p)
             if scale is not None:
                 x = ops.scale_rows(x, scale)
             out = ops.propagate(x, block, weight, skip_loops=loops)

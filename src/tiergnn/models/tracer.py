@@ -18,8 +18,7 @@ from torch.fx import Node, Tracer
 from torch.nn import functional as F
 
 from tiergnn.errors import ConfigError
-from tiergnn.models import functional as ops
-from tiergnn.models import norms, pyg, rowlocal
+from tiergnn.models import counts, dropouts, norms, pyg, rowlocal
 from tiergnn.models.arguments import (
     WAY_OUT,
     Several,
@@ -121,16 +120,16 @@ class ModelTracer(Tracer):
             self.refuse("dropout of a constant would be drawn once only", hint=_PARAMETER)
         kind = fact(x.node).kind
         if kind == "edges":
-            out = ops.drop_edges(x, self.inputs["block"], p=p)
+            out = dropouts.drop_edges(x, self.inputs["block"], p=p)
         elif kind == "whole":
-            out = ops.drop_rows(x, None, p=p)
+            out = dropouts.drop_rows(x, None, p=p)
         else:
-            out = ops.drop_rows(x, self.inputs["block"], p=p)
+            out = dropouts.drop_rows(x, self.inputs["block"], p=p)
         return self._replace(x, out) if inplace else out
 
     def count(self, kind: str) -> Traced:
         """The symbol for the number of rows or edges."""
-        function = ops.num_rows if kind == "rows" else ops.num_edges
+        function = counts.num_rows if kind == "rows" else counts.num_edges
         return function(self.inputs["block"])
 
     # Nodes
