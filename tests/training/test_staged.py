@@ -133,7 +133,9 @@ def test_plans_of_others_are_refused():
         tg.train(community(100), net(graph), plan, epochs=1, **QUIET)
     with pytest.raises(tg.PlanError, match="of another model"):
         tg.train(graph, net(graph, hidden=16), plan, epochs=1, **QUIET)
-    with pytest.raises(tg.PlanError, match="training carries out plans of"):
+    with pytest.raises(tg.ConfigError, match="unknown strategy 'dgcl'"):
+        tg.train(graph, net(graph), replace(plan, strategy="dgcl"), epochs=1, **QUIET)
+    with pytest.raises(tg.ConfigError, match="uva has no knob parts"):
         tg.train(graph, net(graph), replace(plan, strategy="uva"), epochs=1, **QUIET)
 
 

@@ -18,7 +18,7 @@ from tiergnn.graph.folder import read_manifest
 from tiergnn.graph.partition import Partition
 from tiergnn.models import zoo
 from tiergnn.planner.plan import Plan
-from tiergnn.planner.strategies.known import EVALUATIONS, RANKED
+from tiergnn.planner.strategies.known import EVALUATIONS, RANKED, STRATEGIES
 from tiergnn.runtime.executor import Resident, indexed
 from tiergnn.runtime.memory import check_room, out_of_memory
 from tiergnn.runtime.ranked import Ranked
@@ -186,13 +186,9 @@ def resident(
 
 
 def check_plan(plan: Plan, graph: Graph) -> None:
-    """Raise for a plan of another graph, or one that cannot be carried out."""
-    known = ("resident", *EVALUATIONS, *RANKED)
-    if plan.strategy not in known:
-        raise PlanError(
-            f"training carries out plans of {', '.join(known)}, this one is {plan.strategy}",
-            hint=f"strategies={[*known]}",
-        )
+    """Raise for a plan of another graph, or of a strategy that is none."""
+    if plan.strategy not in STRATEGIES:
+        raise unknown("strategy", plan.strategy, STRATEGIES)
     plan.check_graph(graph.num_nodes, graph.num_edges)
 
 
