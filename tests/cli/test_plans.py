@@ -142,26 +142,45 @@ def test_strangers_are_named(cli, graph, workload):
     assert "grinnder" in strategy.err
 
 
+_NO_TORCH = """
+import sys
+
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torch_geometric", "triton"):
+            raise ImportError("there is no " + name)
+
+
+sys.meta_path.insert(0, Refuse())
+from tiergnn.cli.main import main
+
+main()
+"""
+
+
 def test_planning_a_folder_and_a_workload_needs_no_torch(graph, workload, tmp_path):
-    """As where torch is not installed: importing it fails."""
-    script = f"""
-        import sys
-        class Refuse:
-            def find_spec(self, name, path=None, target=None):
-                if name.partition(".")[0] in ("torch", "torch_geometric"):
-                    raise ImportError("there is no " + name)
-        sys.meta_path.insert(0, Refuse())
-        sys.argv = ["tiergnn", "plan", {str(graph)!r}, "--model", {str(workload)!r},
-                    "--machine", "h200", "--json"]
-        from tiergnn.cli.main import main
-        main()
-    """
-    script = "\n".join(line[8:] for line in script.splitlines())
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["strategy"] == "resident"
+    """As where torch is not installed: importing it fails. With all strategies, and simulated."""
+    plan = tmp_path / "plan.json"
+
+    def without_torch(*arguments: object) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", _NO_TORCH, *map(str, arguments)],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    asked = ("plan", graph, "--model", workload, "--machine", "h200")
+    told = without_torch(*asked, "--out", plan)
+    assert told.startswith("resident")
+    found = json.loads(without_torch(*asked, "--device-memory", "2MiB", "--json"))
+    assert found["strategy"] != "resident"
+    assert {trial["strategy"] for trial in found["trials"]} >= {"resident", "sliced", "grinnder"}
+    ranks = ("--machine", "a100x8-pcie", "--ranks", 4, "--json")
+    assert json.loads(without_torch(*asked[:4], *ranks))["peak_bytes"]["device"] > 0
+    there = json.loads(without_torch("simulate", plan, "--machine", "t4x8", "--json"))
+    assert there["machine"] == "t4x8"
 
 
 def test_the_python_form_is_the_same_plan(graph, workload, cli):
