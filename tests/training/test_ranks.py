@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ import tiergnn as tg
 from tests.planner.strategies.cases import machine
 from tests.training.models import community, net
 from tests.training.test_resume import StopAt, timeless
-from tiergnn.errors import ConfigError, StoreError
+from tiergnn.errors import ConfigError, Interrupted, StoreError
 from tiergnn.training.folder import RunFolder
 
 QUIET = {"progress": False, "device": "cpu"}
@@ -185,3 +187,40 @@ def test_a_graph_that_was_changed_in_memory_is_what_ranks_see(tmp_path):
     close(run, want)
     same = tg.train(graph, net(graph), epochs=2, **EXACT)
     assert same.losses[1] != pytest.approx(want.losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(("strategy", "transport"), [("uva", "virtual"), ("leo", "shared")])
+def test_rows_read_in_place(strategy, transport):
+    graph = community(120)
+    options = EXACT | {"epochs": 3}
+    plan = tg.plan(
+        graph, dropping(graph), machine=machine(2), ranks=2, strategies=[strategy], device="cpu",
+        dtype="float64",
+    )  # fmt: skip
+    run = tg.train(graph, dropping(graph), plan, transport=transport, **options)
+    close(run, tg.train(graph, dropping(graph), **options))
+
+
+@pytest.mark.parametrize("strategy", ["halo", "leo"])
+def test_ctrl_c_stops_all_ranks_with_a_checkpoint(tmp_path, strategy):
+    """Processes that wait for each other are stopped once, at the end of the same step."""
+    graph = community(90)
+    plan = tg.plan(
+        graph, normed(graph), machine=machine(2), ranks=2, strategies=[strategy], device="cpu",
+        dtype="float64",
+    )  # fmt: skip
+    options = EXACT | {"epochs": 5000, "checkpoint_every": 1000}
+    options |= {"progress": StopAt(3, signal.SIGINT)}
+    children = psutil.Process().children
+    before = {child.pid for child in children(recursive=True)}
+    with pytest.raises(Interrupted) as stopped:
+        tg.train(graph, normed(graph), plan, out=tmp_path / "r", transport="shared", **options)
+    assert stopped.value.signum == signal.SIGINT
+    done = stopped.value.epoch
+    assert 3 <= done < 5000
+    left = [child for child in children(recursive=True) if child.pid not in before]
+    assert not [child for child in left if "rank" in child.name()]
+    run = tg.resume(tmp_path / "r", graph, normed(graph), epochs=done + 2, **QUIET)
+    whole = EXACT | {"epochs": done + 2}
+    want = tg.train(graph, normed(graph), plan, transport="virtual", **whole)
+    assert run.losses == want.losses

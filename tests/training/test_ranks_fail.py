@@ -41,8 +41,11 @@ def unbroken(tmp_path_factory):
 
 
 def ours() -> set[str]:
-    """Scratch folders and shared memory that are there."""
+    """Scratch folders and shared memory that are there, but for those of others that are at work:
+    a folder is named by its process."""
     found = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tiergnn-")}
+    theirs = {str(pid) for pid in psutil.pids()} - {str(os.getpid())}
+    found = {name for name in found if not theirs & set(name.split("-"))}
     return found | {name for name in os.listdir("/dev/shm") if "tiergnn" in name}
 
 
