@@ -128,6 +128,7 @@ class RankVisits:
     def _sums(self, stage: Stage, chosen: SourceClass, tables: list[Tensor]) -> Tensor:
         device = chosen.block.device
         if tables[0].device != device:  # rows in host memory, which a GPU reads there
+            tables = [rows if len(rows) else rows.to(device) for rows in tables]
             tables = [tables[0].new_empty((0, *tables[0].shape[1:]), device=device), *tables]
         rows = tables[0] if len(tables) == 1 else RowTable(tables)
         given: Any = {stage.gathers[0]: rows}
