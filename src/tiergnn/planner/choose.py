@@ -18,6 +18,7 @@ from tiergnn.planner.caching import caches
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.keeping import recomputes
 from tiergnn.planner.plan import Plan
+from tiergnn.planner.refusal import refusal
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.known import STRATEGIES
 from tiergnn.planner.ways import staged
@@ -26,30 +27,37 @@ from tiergnn.workload import Extent, Workload
 
 ON_ONE = ("resident", "sliced", "grinnder", "hongtu")
 ON_SEVERAL = ("halo", "leo", "nfp", "mgg", "uva")
-_FLAGS = {"device": "device_memory", "host": "host_memory", "disk": "disk"}
-_MISSES = 4  # told where nothing fits
 _RECOMPUTES = 12  # sets of stages tried, spread over the frontier
 _RECOMPUTES_OF_RANKS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One strategy with its knobs: a plan, or why there is none."""
+    """One strategy with its knobs: a plan that fits, or why it does not."""
 
-    strategy: str
-    knobs: Knobs
-    plan: Plan | None
+    tried: Plan
     refused: PlanError | None = None
-    prepares: bool = False  # rows that the graph and its features decide are made once
+
+    @property
+    def strategy(self) -> str:
+        return self.tried.strategy
+
+    @property
+    def knobs(self) -> Knobs:
+        return self.tried.knobs
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.tried if self.refused is None else None
 
     @property
     def text(self) -> str:
         """What was tried, after the strategy's name."""
-        return f"{self.knobs} prepared" if self.prepares else str(self.knobs)
+        return f"{self.knobs} prepared" if self.tried.workload.prepared else str(self.knobs)
 
     @property
     def seconds(self) -> float:
-        return float("inf") if self.plan is None else self.plan.seconds
+        return self.tried.seconds if self.refused is None else float("inf")
 
 
 @contextmanager
@@ -114,12 +122,11 @@ class Choosing:
             notes=self.notes,
             scratch=self.scratch,
         )
-        prepares = bool(plan.workload.prepared)
         try:
             _ = plan.timeline
         except PlanError as error:
-            return Trial(strategy=name, knobs=knobs, plan=None, refused=error, prepares=prepares)
-        return Trial(strategy=name, knobs=knobs, plan=plan, prepares=prepares)
+            return Trial(tried=plan, refused=error)
+        return Trial(tried=plan)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -188,14 +195,6 @@ class Choosing:
         return list(dict.fromkeys([(), *found]))
 
 
-def _shorts(trial: Trial) -> dict[str, int]:
-    """Each tier that a plan overfills, and the bytes that would have done."""
-    error = trial.refused
-    if error is None or error.short is None:
-        return {}
-    return dict((error.short, *error.also_short))
-
-
 def best(trials: Sequence[Trial], *, has_disk: bool = True) -> Plan:
     """The fastest plan; of equals the first tried.
 
@@ -203,37 +202,10 @@ def best(trials: Sequence[Trial], *, has_disk: bool = True) -> Plan:
     """
     fitting = [trial for trial in trials if trial.plan is not None]
     if not fitting:
-        raise _refusal(trials, has_disk)
+        raise refusal(trials, has_disk=has_disk)
     chosen = min(fitting, key=lambda trial: trial.seconds).plan
     assert chosen is not None
     return chosen
-
-
-def _refusal(trials: Sequence[Trial], has_disk: bool) -> PlanError:
-    """The nearest misses: of those that no other beats in every tier, the least short first."""
-    missed = [trial for trial in trials if _shorts(trial)]
-    if not missed:
-        reasons = dict.fromkeys(str(trial.refused) for trial in trials)
-        return PlanError("no strategy can plan this\n" + "\n".join(reasons))
-    needs = np.array([[_shorts(one).get(tier, 0) for tier in _FLAGS] for one in missed], float)
-    kept = sorted(pareto.undominated(needs).tolist(), key=lambda i: needs[i].sum())
-    nearest = [missed[i] for i in kept[:_MISSES]]
-    told, ways = [], []
-    for trial in nearest:
-        assert trial.refused is not None
-        told.append(trial.refused.problem)
-        each = (
-            f"{_FLAGS[tier]} of {needed:,} bytes ({format_bytes(needed)})"
-            for tier, needed in _shorts(trial).items()
-        )
-        ways.append(f"{' and '.join(each)}, by {trial.strategy} {trial.text}")
-    if any("host" in _shorts(trial) for trial in nearest) and not has_disk:
-        ways.append("disk=FOLDER (--disk), whose disk holds what memory cannot")
-    error = PlanError("no plan fits\n" + "\n".join(told), hint="\n  or:  ".join(ways))
-    first = nearest[0].refused
-    assert first is not None
-    error.short, error.also_short = first.short, first.also_short
-    return error
 
 
 def undominated(trials: Sequence[Trial]) -> list[Trial]:

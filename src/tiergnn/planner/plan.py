@@ -19,7 +19,7 @@ from tiergnn.hardware.machine import TIERS, Machine
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.simulate import simulate
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.known import STRATEGIES
+from tiergnn.planner.strategies.known import SIZED, STRATEGIES
 from tiergnn.schedule.check import check, peaks
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
@@ -57,6 +57,14 @@ class Plan:
         made = write(self.workload, self.shape, self.layout, self.machine, self.knobs)
         check(made, self.machine)
         return made
+
+    def check_room(self) -> None:
+        """Raises PlanError where it does not fit the machine; sooner than ``schedule`` where its
+        strategy can be sized."""
+        if self.strategy in SIZED:
+            SIZED[self.strategy](self.workload, self.shape, self.layout, self.machine, self.knobs)
+        else:
+            _ = self.schedule
 
     def check_graph(self, num_nodes: int, num_edges: int) -> None:
         """Raises PlanError for a graph of other counts than the plan's."""

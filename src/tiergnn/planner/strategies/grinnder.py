@@ -9,12 +9,12 @@ stay on the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fit, fitted, held_bytes, shortfall
+from tiergnn.planner.strategies.fitting import fit, held_bytes, shortfall
 from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.staged import Staged
@@ -33,25 +33,27 @@ def write(
 
     Raises PlanError where a tier is too small, with what would do.
     """
-    return _write(workload, shape, layout, machine, knobs, training=True)
+    return fitting(workload, shape, layout, machine, knobs)()
 
 
 def evaluation(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
     """One pass of a workload that was traced for evaluation; raises as ``write``."""
-    return _write(workload, shape, layout, machine, knobs, training=False)
+    return fitting(workload, shape, layout, machine, knobs, training=False)()
 
 
-def _write(
+def fitting(
     workload: Workload,
     shape: GraphShape,
     layout: Layout,
     machine: Machine,
     knobs: Knobs,
     *,
-    training: bool,
-) -> Schedule:
+    training: bool = True,
+) -> Callable[[], Schedule]:
+    """What writes the schedule that fits. Raises PlanError where none does."""
+
     def written(
         capacity_bytes: float, trace: Iterable[str] = (), *, sizing: bool = False
     ) -> tuple[Draft, list[str]]:
@@ -69,10 +71,10 @@ def _write(
     roomy = draft.sized()
     if knobs.tier == "host":
         fit(roomy, machine)
-        return written(math.inf)[0].finish()
+        return lambda: written(math.inf)[0].finish()
     # The order of reads does not depend on the cache, so the first writing tells it.
     if shortfall(roomy, machine) is None:
-        return written(math.inf, trace)[0].finish()
+        return lambda: written(math.inf, trace)[0].finish()
     least = written(0, trace, sizing=True)[0].sized()
     available = machine.tier("host").available_bytes
     fit(least, machine, ("device", "host"))
@@ -82,6 +84,7 @@ def _write(
         over = held_bytes(tried, "host") - available
         if over <= 0:
             fit(tried, machine)
-            return written(room, trace)[0].finish()
+            return lambda: written(room, trace)[0].finish()
         room -= over  # other entries pass through host memory now, and larger ones
-    return fitted(written(0, trace)[0].finish(), machine)
+    fit(least, machine)
+    return lambda: written(0, trace)[0].finish()

@@ -7,6 +7,7 @@ gathered rows go there too, to come back in backward in one piece. No disk, no o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
@@ -25,25 +26,27 @@ def write(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
     """One training step. Raises PlanError where a tier is too small, with what would do."""
-    return _write(workload, shape, layout, machine, knobs, training=True)
+    return fitting(workload, shape, layout, machine, knobs)()
 
 
 def evaluation(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
     """One pass of a workload that was traced for evaluation; raises as ``write``."""
-    return _write(workload, shape, layout, machine, knobs, training=False)
+    return fitting(workload, shape, layout, machine, knobs, training=False)()
 
 
-def _write(
+def fitting(
     workload: Workload,
     shape: GraphShape,
     layout: Layout,
     machine: Machine,
     knobs: Knobs,
     *,
-    training: bool,
-) -> Schedule:
+    training: bool = True,
+) -> Callable[[], Schedule]:
+    """What writes the schedule that fits. Raises PlanError where none does."""
+
     def written(*, sizing: bool) -> Draft:
         draft = Draft("hongtu", workload, shape, layout, machine, knobs, uses=USES, sizing=sizing)
         staged = Staged(draft, Home(draft, disk=False, capacity_bytes=math.inf), snapshot=training)
@@ -54,4 +57,4 @@ def _write(
         return draft
 
     fit(written(sizing=True).sized(), machine)
-    return written(sizing=False).finish()
+    return lambda: written(sizing=False).finish()

@@ -38,6 +38,13 @@ STRATEGIES: dict[str, Write] = {
     "nfp": nfp.write,
 }
 
+# Those that are sized before they are written: name -> what gives the writing of one that fits.
+SIZED: dict[str, Callable[[Workload, GraphShape, Layout, Machine, Knobs], object]] = {
+    "hongtu": hongtu.fitting,
+    "grinnder": grinnder.fitting,
+    "sliced": sliced.fitting,
+}
+
 # Those that training carries out, besides resident: name -> what writes a pass of evaluation.
 EVALUATIONS: dict[str, Write] = {
     "hongtu": hongtu.evaluation,

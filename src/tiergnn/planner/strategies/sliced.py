@@ -10,6 +10,7 @@ Legend: V nodes of the graph, P rows of a block, E edges.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -39,28 +40,29 @@ def write(
     """One training step; the parts of the layout are the blocks of rows.
 
     About as many slices of every tensor stay on the device as fit; of the others in host memory,
-    where the tier is "disk". Raises PlanError where a stage cannot be sliced, and where not even a
-    slice at a time fits, with what would do.
+    where the tier is "disk". Raises PlanError where a stage cannot be sliced or no slice fits.
     """
-    return _write(workload, shape, layout, machine, knobs, training=True)
+    return fitting(workload, shape, layout, machine, knobs)()
 
 
 def evaluation(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
     """One pass of a workload that was traced for evaluation; raises as ``write``."""
-    return _write(workload, shape, layout, machine, knobs, training=False)
+    return fitting(workload, shape, layout, machine, knobs, training=False)()
 
 
-def _write(
+def fitting(
     workload: Workload,
     shape: GraphShape,
     layout: Layout,
     machine: Machine,
     knobs: Knobs,
     *,
-    training: bool,
-) -> Schedule:
+    training: bool = True,
+) -> Callable[[], Schedule]:
+    """What writes the schedule that fits. Raises PlanError where none does."""
+
     def written(device_slices: int, host_slices: int, *, sizing: bool = False) -> Draft:
         draft = Draft("sliced", workload, shape, layout, machine, knobs, uses=USES, sizing=sizing)
         fracs = (device_slices / knobs.slices, host_slices / knobs.slices)
@@ -83,7 +85,7 @@ def _write(
         left = knobs.slices - device
         host = most_slices(sized(device, 0), lambda n: sized(device, n), left, machine, "host")
     fit(sized(device, host), machine)
-    return written(device, host).finish()
+    return lambda: written(device, host).finish()
 
 
 @dataclass(slots=True)
