@@ -288,3 +288,40 @@ def test_a_disk_that_is_not_there_is_refused_and_one_that_would_do_is_named(cli,
     done = cli(*asked, "--disk", tmp_path / "nowhere")
     assert done.code == 2
     assert f"mkdir -p {tmp_path / 'nowhere'}" in done.err
+
+
+@pytest.mark.parametrize(
+    ("named", "options", "told"),
+    [
+        ("products", ("--hidden", 10**12), "a row has at most"),
+        ("products", ("--hidden", 10**24), "a row has at most"),
+        ("products", ("--layers", 10**9), "layers are 1 to 512"),
+        ("products", ("--heads", 4), "does not know heads"),
+        ("papers100m", (), "'papers100M', or one of"),
+        (None, ("--hidden", 10**8), "cpu needs at least"),
+        (None, ("--hidden", 10**20), "wider than 64 bits can count"),
+        (None, ("--disk", "/dev/null"), "a folder, not a file"),
+        (None, ("--ranks", 10**6), "1000000 ranks need as many devices"),
+    ],
+    ids=str,
+)
+def test_what_no_plan_can_be_made_of_is_refused_at_once(
+    cli, monkeypatch, graph, named, options, told
+):
+    """Before a model of that size is made: a system ends who takes more memory than there is."""
+    monkeypatch.setattr("tiergnn.runtime.memory.available_bytes", lambda device: 2**33)
+    done = cli("plan", named or graph, "--model", "gcn", "--machine", "h200", *options)
+    assert done.code in (2, 3)
+    assert told in done.err
+    assert "unexpected" not in done.err
+
+
+def test_what_a_workload_has_already_is_not_asked_again(cli, graph, workload):
+    asked = ("plan", graph, "--model", workload, "--machine", "h200")
+    for option in (("--hidden", 5), ("--optimizer", "sgd"), ("--dtype", "float64")):
+        done = cli(*asked, *option)
+        assert done.code == 2
+        assert "a workload has its" in done.err
+    narrow = cli("plan", "products", *asked[2:])
+    assert narrow.code == 2
+    assert "features of 32 columns, products has 100" in narrow.err

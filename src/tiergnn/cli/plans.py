@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Html = Annotated[
     Path | None, typer.Option("--html", help="Write a page with timeline, memory and frontier.")
 ]
+_BESIDE_WORKLOAD = ("split", "device")  # options that a workload does not settle
 _HEAD = ("strategy", "knobs", "seconds", "busiest", "device", "host", "disk")
 
 
@@ -135,10 +136,13 @@ def plan(
         "device": device,
         "dtype": dtype,
     }
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    if model.endswith(".json"):
+        _refuse_settled({**architecture, **chosen})
     asked = question(
         graph,
         model if model.endswith(".json") else {"name": model, **architecture},
-        Options(**{name: value for name, value in chosen.items() if value is not None}),
+        Options(**chosen),
         machine=machine,
         budgets=Budgets(
             device_bytes=None if device_memory is None else parse_bytes(device_memory),
@@ -227,6 +231,18 @@ def simulate(
         "moved_bytes": moved,
     }
     Output(json=json).result(value, "\n".join(lines))
+
+
+def _refuse_settled(given: Iterable[str]) -> None:
+    """What a workload has already: ConfigError for the first of the options given, if it is one."""
+    from tiergnn.errors import ConfigError
+
+    settled = [name for name in given if name not in _BESIDE_WORKLOAD]
+    if settled:
+        raise ConfigError(
+            f"a workload has its {settled[0]} already",
+            hint="--save-workload with that option makes another",
+        )
 
 
 def _as_dict(plan: Plan) -> dict[str, Any]:

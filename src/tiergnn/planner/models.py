@@ -326,6 +326,9 @@ def _gat(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
     return name
 
 
+_WIDEST = 2**28  # numbers of a row: 64 bits count the bytes of what is made of them
+_DEEPEST = 512  # layers, as of the ready models
+
 CLASSIC: dict[str, Callable[[_Sketch, Sequence[int], int], str]] = {
     "gcn": _gcn,
     "gin": _gin,
@@ -346,13 +349,17 @@ def classic(
 ) -> Workload:
     """The workload of a ready model with Adam; ``hidden`` is the width of a head of "gat".
 
-    Raises ConfigError for an unknown model, or widths below 1.
+    Raises ConfigError for an unknown model, and widths or layers that none has.
     """
     if model not in CLASSIC:
         raise unknown("model", model, CLASSIC)
+    if not 1 <= layers <= _DEEPEST:
+        raise ConfigError(f"layers are 1 to {_DEEPEST}, had {layers}")
     widths = [num_features, *[hidden] * (layers - 1), num_classes]
-    if layers < 1 or min(widths) < 1 or heads < 1:
-        raise ConfigError(f"widths, heads and layers are at least 1, had {widths}, {heads}")
+    if min(widths) < 1 or heads < 1:
+        raise ConfigError(f"widths and heads are at least 1, had {widths}, {heads}")
+    if max(*widths, hidden * heads) > _WIDEST:
+        raise ConfigError(f"a row has at most {_WIDEST:,} numbers, had {max(widths):,} a head")
     sketch = _Sketch(dtype)
     sketch.row("x", num_features, grad=False)
     output = CLASSIC[model](sketch, widths, heads)

@@ -104,8 +104,22 @@ def model_spec(model: Any, graph: Graph, features: str) -> dict[str, Any] | None
 def build(spec: Mapping[str, Any], seed: int) -> nn.Module:
     """A ready model whose first weights are those of ``seed``. Raises ConfigError, PlanError."""
     cpu = torch.device("cpu")
-    with random_state(cpu, seed), out_of_memory(cpu, f"making {spec['name']}"):
+
+    def made() -> nn.Module:
         return zoo.build(spec["name"], spec["in_channels"], spec["out_channels"], **spec["options"])
+
+    try:
+        with torch.device("meta"):  # nothing is held there: a system may end who asks for too much
+            num_bytes = sum(p.numel() * p.element_size() for p in made().parameters())
+    except (RuntimeError, TypeError) as error:
+        if "verflow" not in str(error):
+            raise
+        raise ConfigError(
+            f"{spec['name']} is wider than 64 bits can count", hint="narrower layers"
+        ) from error
+    check_room(cpu, {"parameters": num_bytes, "their gradients": num_bytes})
+    with random_state(cpu, seed), out_of_memory(cpu, f"making {spec['name']}"):
+        return made()
 
 
 def resident(

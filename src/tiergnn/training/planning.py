@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tiergnn.errors import ConfigError, PlanError
+from tiergnn.errors import ConfigError, PlanError, StoreError, unknown
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.partition import partition
 from tiergnn.graph.published import SHAPES, published_shape
@@ -63,12 +63,14 @@ def question(
     """
     budgets = budgets or Budgets()
     if budgets.disk is not None and not Path(budgets.disk).is_dir():
+        there = Path(budgets.disk).exists()
         raise ConfigError(
             f"there is no folder {budgets.disk} whose disk could be used",
-            hint=f"mkdir -p {shlex.quote(str(budgets.disk))}",
+            hint="a folder, not a file" if there else f"mkdir -p {shlex.quote(str(budgets.disk))}",
         )
     graph = _graph(graph)
     notes: list[str] = []
+    found = None if machine is None else _named(machine, budgets, ranks)
     workload, prepared = _workload(graph, model, options)
     split = _training_nodes(graph, options)
     shape = _shape(graph, split, workload)
@@ -85,13 +87,8 @@ def question(
         )
     elif isinstance(graph, Graph):
         counted = _counted(graph, shape, notes)
-    found = _machine(machine, options, budgets, ranks, notes)
-    if found.num_devices * found.num_hosts < ranks:
-        raise PlanError(
-            f"{ranks} ranks need as many devices, {found.name} has "
-            f"{found.num_devices * found.num_hosts}",
-            hint="machine= one that has them: a100x8-pcie, or a file of `tiergnn machine --out`",
-        )
+    if found is None:  # last, since it may have to be measured
+        found = _here(options, budgets, ranks, notes)
     return Choosing(
         workload=workload,
         shape=shape,
@@ -176,8 +173,16 @@ def _graph(graph: Any) -> Graph | GraphShape:
     path = Path(graph)
     if path.is_file() and path.suffix == ".json":
         return GraphShape.load(path)
-    if not path.exists() and str(graph) in SHAPES:
+    if path.exists():
+        return Graph.open(path)
+    if str(graph) in SHAPES:
         return published_shape(str(graph))
+    if len(path.parts) == 1:
+        raise StoreError(
+            f"{graph!r} is neither a graph folder nor a graph whose counts are known",
+            hint=f"{unknown('graph', graph, SHAPES).hint}; `tiergnn ingest SRC --out DIR` makes a "
+            "graph folder",
+        )
     return Graph.open(path)
 
 
@@ -207,12 +212,15 @@ def _workload(
             hint="tiergnn plan GRAPH --model ... --save-workload w.json on a small graph of the "
             "same widths, then --model w.json",
         )
-    known = {"hidden_channels": "hidden", "num_layers": "layers", "heads": "heads"}
+    known = {"hidden_channels": "hidden", "num_layers": "layers"}
+    if named["name"] == "gat":
+        known["heads"] = "heads"
     given = {known[key]: value for key, value in named.items() if key in known}
     strangers = [key for key in named if key not in ("name", *known)]
     if strangers:
         raise ConfigError(
-            f"a workload counted by hand does not know {strangers[0]}", hint=", ".join(known)
+            f"a workload of {named['name']} counted by hand does not know {strangers[0]}",
+            hint=", ".join(known),
         )
     widths: dict[str, Any] = {"hidden": 64, "layers": 2} | given
     counted = classic(
@@ -236,6 +244,7 @@ def _training_nodes(graph: Graph | GraphShape, options: Options) -> Any:
 
 def _shape(graph: Graph | GraphShape, split: Any, workload: Workload) -> GraphShape:
     if isinstance(graph, GraphShape):
+        _check_widths(graph, workload)
         return graph
     shape = shape_of(graph, split)
     if "x" not in workload.inputs:
@@ -245,6 +254,17 @@ def _shape(graph: Graph | GraphShape, split: Any, workload: Workload) -> GraphSh
         return shape
     # Made features: as wide and as stored as the model reads them.
     return replace(shape, num_features=features.width, feature_dtype=features.dtype)
+
+
+def _check_widths(shape: GraphShape, workload: Workload) -> None:
+    """Raises ConfigError for a workload that reads features of another width than a shape's."""
+    width = workload.row_kind("x").width if "x" in workload.inputs else shape.num_features
+    if width != shape.num_features:
+        raise ConfigError(
+            f"the workload reads features of {width} columns, {shape.name} has "
+            f"{shape.num_features}",
+            hint="a workload of a graph with the same widths",
+        )
 
 
 def _as_ranks(graph: Graph, shape: GraphShape, split: Any, num_parts: int) -> Layout:
@@ -285,30 +305,33 @@ def _counted(graph: Graph, shape: GraphShape, notes: list[str]) -> Any:
     return cache(count)
 
 
-def _machine(
-    machine: Machine | str | Path | None,
-    options: Options,
-    budgets: Budgets,
-    ranks: int,
-    notes: list[str],
-) -> Machine:
-    """This host has a place for any number of ranks, which torchrun may share out over several."""
-    if machine is None:
-        from tiergnn.hardware.measure import measure
-        from tiergnn.training.assemble import pick_device
-        from tiergnn.training.joined import hosts_here
+def _named(machine: Machine | str | Path, budgets: Budgets, ranks: int) -> Machine:
+    """Raises PlanError for one of fewer devices than ranks."""
+    found = machine if isinstance(machine, Machine) else resolve(machine)
+    count = found.num_devices * found.num_hosts
+    if count < ranks:
+        raise PlanError(
+            f"{ranks} ranks need as many devices, {found.name} has {count}",
+            hint="machine= one that has them: a100x8-pcie, or a file of `tiergnn machine --out`",
+        )
+    return found.with_budgets(device_bytes=budgets.device_bytes, host_bytes=budgets.host_bytes)
 
-        kind = pick_device(options.device).type
-        found = measure(budgets.disk or ".", device=kind)
-        if budgets.disk is None:
-            found = replace(found, disk=None)
-        hosts = hosts_here()
-        found, assumed = shared(found, ranks, num_hosts=hosts)
-        notes.extend(assumed)
-        each = -(-ranks // hosts)
-        processors = len(os.sched_getaffinity(0))
-        if kind == "cpu" and each > processors:
-            notes.append(f"{each} ranks take turns on {processors} processors: fewer are faster")
-    else:
-        found = machine if isinstance(machine, Machine) else resolve(machine)
+
+def _here(options: Options, budgets: Budgets, ranks: int, notes: list[str]) -> Machine:
+    """This host, which has a place for any number of ranks, or torchrun's share of several."""
+    from tiergnn.hardware.measure import measure
+    from tiergnn.training.assemble import pick_device
+    from tiergnn.training.joined import hosts_here
+
+    kind = pick_device(options.device).type
+    found = measure(budgets.disk or ".", device=kind)
+    if budgets.disk is None:
+        found = replace(found, disk=None)
+    hosts = hosts_here()
+    found, assumed = shared(found, ranks, num_hosts=hosts)
+    notes.extend(assumed)
+    each = -(-ranks // hosts)
+    processors = len(os.sched_getaffinity(0))
+    if kind == "cpu" and each > processors:
+        notes.append(f"{each} ranks take turns on {processors} processors: fewer are faster")
     return found.with_budgets(device_bytes=budgets.device_bytes, host_bytes=budgets.host_bytes)
