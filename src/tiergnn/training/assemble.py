@@ -109,7 +109,8 @@ def build(spec: Mapping[str, Any], seed: int) -> nn.Module:
         return zoo.build(spec["name"], spec["in_channels"], spec["out_channels"], **spec["options"])
 
     try:
-        with torch.device("meta"):  # nothing is held there: a system may end who asks for too much
+        # Nothing is held there: a system may end who asks for too much.
+        with random_state(cpu, seed), torch.device("meta"):
             num_bytes = sum(p.numel() * p.element_size() for p in made().parameters())
     except (RuntimeError, TypeError) as error:
         if "verflow" not in str(error):
