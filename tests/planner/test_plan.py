@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import islice, product
 
@@ -218,3 +220,29 @@ def test_an_unknown_strategy_is_answered_with_the_known_ones():
         choosing(preset("h200")).trials(["grinder"])
     with pytest.raises(ConfigError, match="resident"):
         _ = replace(best(choosing(preset("h200")).trials(["resident"])), strategy="none").schedule
+
+
+def test_papers100m_is_planned_from_its_counts_in_seconds_and_little_memory():
+    """111 million nodes, 1.6 billion edges, of which only counts and degrees are there; in a
+    process of its own, so that the bytes are those of planning."""
+    script = """
+import resource, time
+from tiergnn.graph.published import published_shape
+from tiergnn.hardware.presets import preset
+from tiergnn.planner.choose import Choosing, best
+from tiergnn.planner.models import classic
+
+shape = published_shape("papers100M")
+machine = preset("a100x8-nvswitch")
+workload = classic("gcn", shape.num_features, shape.num_classes, hidden=128, layers=3)
+plan = best(Choosing(workload=workload, shape=shape, machine=machine).trials())
+assert plan.strategy != "resident"
+print(time.process_time(), 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seconds, num_bytes = map(float, done.stdout.split())
+    assert seconds < 10
+    assert num_bytes < 1e9
