@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from tests.kernels.ahead import compiled_ahead
 from tests.kernels.blocks import ragged, rand
-from tests.kernels.epilogues import CASES
+from tests.kernels.epilogues import CASES, KEY
 from tiergnn.kernels.aggregate import gpu, gpu_kernels
 from tiergnn.kernels.dropout import gpu as dropout_gpu
 from tiergnn.kernels.dropout import threshold
@@ -61,7 +61,7 @@ def test_dropout(arch):
     with compiled_ahead(arch) as found:
         for x in (rand(9, 40).float(), rand(9, 3)):
             for gid in (None, torch.arange(9)):
-                dropout_gpu.dropout(x, gid, 2**31, 2.0, 5, 2**32 - 1, 3)
+                dropout_gpu.dropout(x, gid, 2**31, 2.0, KEY, 3)
     assert len(found["dropout_kernel"]) == 4
 
 
@@ -82,7 +82,7 @@ def test_epilogue(arch):
             if case.with_gid:
                 terms = terms._replace(gid=torch.arange(9))
             kept = threshold(case.p)
-            options = Options(case.act, case.slope, kept, 1 / (1 - case.p), 5, 2**32 - 1, 3)
+            options = Options(case.act, case.slope, kept, 1 / (1 - case.p), KEY, 3)
             x = rand(9, 256).to(dtype)
             epilogue_gpu.epilogue(x, terms, options)
             epilogue_gpu.epilogue_grad(x, x, x, terms, options, (True, True))

@@ -168,8 +168,8 @@ def test_same_mask_for_any_number_of_threads():
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match=r"0 <= p <= 1, has 1\.5"):
-        dropout(torch.ones(2, 2), 1.5, (0, 0), 0)
+        dropout(torch.ones(2, 2), 1.5, make_key(0, 0), 0)
     with pytest.raises(ConfigError, match="float rows"):
-        dropout(torch.ones(2, 2).int(), 0.5, (0, 0), 0)
+        dropout(torch.ones(2, 2).int(), 0.5, make_key(0, 0), 0)
     with pytest.raises(ConfigError, match=r"row ids need int64 \[2\], have int32 \[3\]"):
-        dropout(torch.ones(2, 2), 0.5, (0, 0), 0, torch.zeros(3, dtype=torch.int32))
+        dropout(torch.ones(2, 2), 0.5, make_key(0, 0), 0, torch.zeros(3, dtype=torch.int32))

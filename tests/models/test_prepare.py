@@ -16,6 +16,7 @@ from tests.models.nets import CLASSES
 from tests.runtime.staging import random_graph
 from tiergnn.graph.table import Table
 from tiergnn.kernels.block import Block
+from tiergnn.kernels.dropout import step_key
 from tiergnn.models.meter import meter
 from tiergnn.models.trace import trace
 from tiergnn.runtime.executor import Resident
@@ -113,9 +114,9 @@ def test_a_program_makes_the_rows_that_it_is_not_given():
     x = torch.from_numpy(GRAPH.x.decode())
     (first,) = program.prepared
     inputs = {"x": x, "edge_weight": torch.ones(GRAPH.num_edges, dtype=torch.float64)}
-    out = program.run(inputs, block, (1, 2))
+    out = program.run(inputs, block, step_key(1, 2))
     rows = first.program.run(inputs, block)
-    assert torch.equal(out, program.run({first.name: rows}, block, (1, 2)))
+    assert torch.equal(out, program.run({first.name: rows}, block, step_key(1, 2)))
     assert program.needs == ("p1",)
     assert program.inputs == ("x",)
     assert "p1" in str(program)

@@ -61,7 +61,8 @@ def gone(pids: list[int], within_s: float = 10) -> bool:
 
 def test_spawned():
     """Without anything that a fork would have brought along."""
-    assert launch(check_two_triangles_and_an_isolated_node, 2, transport="shared") == 0
+    check = check_two_triangles_and_an_isolated_node
+    assert launch(check, 2, ("cpu",), transport="shared") == 0
 
 
 def test_a_signal_is_passed_on_and_ends_all(tmp_path):
