@@ -13,48 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from epochs_gpu import attempt, build, run
+from epochs_gpu import attempt, build, ours, theirs
 from gpu_graphs import RMAT, rmat
 from provenance import RESULTS, provenance
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.table import Table
-from tiergnn.runtime.executor import Resident
 
 MODELS = ("gcn 2x64", "sage 2x64", "gat 2x8x8", "gin 5x64")
 SHRINKS = (1024, 64, 8, 1)  # of the products shape: 2 thousand nodes and up
-
-
-def ours(model: Any, graph: Graph, y: Tensor, epochs: int, capture: bool) -> dict[str, Any]:
-    resident = Resident(model, graph, device="cuda", prepare=True, capture=capture)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def loss_of(out: Tensor) -> Tensor:
-        return F.cross_entropy(out, y)
-
-    def step(epoch: int) -> float:
-        optimizer.zero_grad(set_to_none=True)
-        loss = resident.train_step(loss_of, epoch)
-        optimizer.step()
-        return loss
-
-    return run(step, epochs)
-
-
-def theirs(model: Any, edges: Tensor, x: Tensor, y: Tensor, epochs: int) -> dict[str, Any]:
-    model = model.cuda().train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def step(epoch: int) -> float:
-        optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(model(x, edges), y)
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    return run(step, epochs)
 
 
 def main() -> None:
@@ -74,21 +41,20 @@ def main() -> None:
             col=block.col.cpu().numpy(),
             x=Table(data=x, dtype="float32"),
         )
-        edges = torch.stack([block.col.long(), block.edge_dst])
         for name in MODELS:
             row: dict[str, Any] = {"model": name, "nodes": block.num_dst, "edges": block.num_edges}
             for way, capture in (("recorded", True), ("as it is", False)):
                 torch.manual_seed(0)
                 model = build(name, features, classes)
                 row[way] = attempt(
-                    lambda m=model, c=capture, g=graph, y=y: ours(m, g, y, args.epochs, c)
+                    lambda m=model, c=capture, g=graph, y=y: ours(m, g, y, args.epochs, capture=c)
                 )
             if shrink >= 8:  # where it does not run out of memory
                 torch.manual_seed(0)
                 model = build(name, features, classes)
                 given = torch.from_numpy(x).cuda()
                 row["pyg"] = attempt(
-                    lambda m=model, e=edges, x=given, y=y: theirs(m, e, x, y, args.epochs)
+                    lambda m=model, b=block, x=given, y=y: theirs(m, b, x, y, "coo", args.epochs)
                 )
             record["rows"].append(row)
             told = {

@@ -91,8 +91,16 @@ def run(step: Callable[[int], float], epochs: int) -> dict[str, Any]:
     }
 
 
-def ours(model: Net, graph: Graph, y: Tensor, epochs: int, dtype: torch.dtype) -> dict[str, Any]:
-    resident = Resident(model, graph, device="cuda", dtype=dtype, prepare=True, capture=True)
+def ours(
+    model: Net,
+    graph: Graph,
+    y: Tensor,
+    epochs: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    capture: bool = True,
+) -> dict[str, Any]:
+    resident = Resident(model, graph, device="cuda", dtype=dtype, prepare=True, capture=capture)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     criterion = make_criterion("class", None, None, y, int(y.max()) + 1)
 

@@ -41,7 +41,8 @@ def recording(device: torch.device) -> Iterator[Allocations]:
     """Record the allocations of this thread (and of its backward passes) on ``device``: see
     ``one_thread``.
 
-    One recording at a time in a process. Raises ConfigError where a profiler runs already.
+    One recording at a time in a process. On a GPU it takes the place of a history of the allocator
+    (``torch.cuda.memory``) that is being kept. Raises ConfigError where a profiler runs already.
     """
     found = Allocations()
     on_gpu = device.type == "cuda"

@@ -245,12 +245,11 @@ def move_pieces(slices: list[Tensor], block: Tensor, into: bool) -> int:
             some = alike[start : start + _TOGETHER]
             columns = block[:, first : first + len(some) * width]
             turned = columns.unflatten(1, (len(some), width)).transpose(0, 1)
+            passing = torch.empty(turned.shape, dtype=some[0].dtype, device=block.device)
             if into:
-                passing = torch.empty(turned.shape, dtype=some[0].dtype, device=block.device)
                 _copy_all(passing.unbind(0), some)
                 turned.copy_(passing)
             else:
-                passing = torch.empty(turned.shape, dtype=some[0].dtype, device=block.device)
                 passing.copy_(turned)
                 _copy_all(some, passing.unbind(0))
             first += len(some) * width

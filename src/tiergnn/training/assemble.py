@@ -18,7 +18,7 @@ from tiergnn.graph.folder import read_manifest
 from tiergnn.graph.partition import Partition
 from tiergnn.models import zoo
 from tiergnn.planner.plan import Plan
-from tiergnn.planner.strategies.known import EVALUATIONS, RANKED, STRATEGIES
+from tiergnn.planner.strategies.known import EVALUATIONS, RANKED
 from tiergnn.runtime.executor import Resident, indexed
 from tiergnn.runtime.memory import check_room, out_of_memory
 from tiergnn.runtime.ranked import Ranked
@@ -140,7 +140,7 @@ def resident(
     ``plan`` is one for this graph and model. Raises ConfigError and PlanError.
     """
     if plan is not None:
-        check_plan(plan, graph)
+        plan.check_graph(graph.num_nodes, graph.num_edges)
         if plan.workload.prepared and options.prepare is False:
             raise ConfigError(
                 "the plan prepares rows, and prepare is False",
@@ -198,13 +198,6 @@ def resident(
         if getattr(graph, name) is not None and name not in made.programs[False].inputs:
             _log.warning("the model does not read the graph's %s", name)
     return made
-
-
-def check_plan(plan: Plan, graph: Graph) -> None:
-    """Raise for a plan of another graph, or of a strategy that is none."""
-    if plan.strategy not in STRATEGIES:
-        raise unknown("strategy", plan.strategy, STRATEGIES)
-    plan.check_graph(graph.num_nodes, graph.num_edges)
 
 
 def _check_stages(plan: Plan, made: Held) -> None:

@@ -27,7 +27,7 @@ from tiergnn.graph.csr import Graph
 from tiergnn.graph.partition import Partition
 from tiergnn.memory.scratch import Scratch
 from tiergnn.planner.plan import Plan
-from tiergnn.training.assemble import check_plan, dtype_of, pick_device
+from tiergnn.training.assemble import dtype_of, pick_device
 from tiergnn.training.checkpoint import Checkpoints
 from tiergnn.training.folder import RunFolder
 from tiergnn.training.joined import TARGETS, here
@@ -66,7 +66,7 @@ class Crew:
         threads: int | None = None,
         spec: Mapping[str, Any] | None = None,
     ):
-        check_plan(plan, graph)
+        plan.check_graph(graph.num_nodes, graph.num_edges)
         self.device = pick_device(options.device)
         if options.device.startswith("cuda:"):
             raise ConfigError(
