@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -70,6 +69,7 @@ def make(path: Path, kind: str, num_nodes: int, num_edges: int) -> None:
 
 def ingest_once(path: Path, out: Path, memory: str, num_nodes: int) -> dict[str, Any]:
     """In the child: one ingest, warm from a tiny one that loads the compiled code."""
+    from provenance import peak_bytes
     from tiergnn.graph.ingest import ingest
 
     tiny = path.with_name("tiny.npy" if path.suffix == ".npy" else "tiny.txt")
@@ -79,14 +79,13 @@ def ingest_once(path: Path, out: Path, memory: str, num_nodes: int) -> dict[str,
     graph = ingest(path, out, memory=memory, num_nodes=num_nodes)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     assert "torch" not in sys.modules
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "num_edges": graph.num_edges,
         "max_in_degree": int(graph.in_degree.max()),
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "edges_per_second": graph.num_edges / seconds,
-        "peak_bytes": peak,
+        "peak_bytes": peak_bytes(),
     }
 
 

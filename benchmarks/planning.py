@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from provenance import RESULTS, provenance
+from provenance import RESULTS, peak_bytes, provenance
 
 # Graph, model, width, layers, machine, device and host budget in GiB (0: what there is), ranks,
 # whether the whole frontier is asked for.
@@ -69,7 +68,7 @@ def plan_case(shape: str, model: str, hidden: int, layers: int, machine: str, de
         "trials": len(trials),
         "processor_s": time.process_time() - start_cpu,
         "seconds": time.perf_counter() - start,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": peak_bytes(),
         "answer": answer,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -36,6 +37,13 @@ def provenance() -> dict[str, Any]:
             **{name: version(name) for name in ("torch", "numpy", "numba")},
         },
     }
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had; getrusage would count its parent's at the fork."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
 
 
 def sentence(record: dict[str, Any]) -> str:
