@@ -1,68 +1,25 @@
-"""PyG Data and OGB objects to graphs and back: cases A06, A10, A11, A12 and A22 at the door."""
+"""PyG Data to graphs and back: cases A10, A12 and A22 at the door."""
 
 from __future__ import annotations
-
-import inspect
-import warnings
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch_geometric import EdgeIndex
-from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
-from torch_geometric.transforms import ToSparseTensor
+from torch_geometric.data import Batch, Data
 
+from tests.graph.same import assert_same
+from tests.graph.six_nodes import DST, SRC, WANT
 from tests.odd import ODD_GRAPHS, edge_lists
 from tiergnn.errors import GraphError
 from tiergnn.graph.csr import Graph, from_edges
 from tiergnn.graph.edges import to_bfloat16
 from tiergnn.graph.ids import NodeIds
-from tiergnn.graph.pyg import from_pyg
 from tiergnn.graph.table import STORED, Table
 
+pytestmark = pytest.mark.filterwarnings("error")  # nothing may warn unless a test says so
 few = settings(max_examples=30, deadline=None)
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    """Nothing here may warn unless a test says so."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
-def assert_same(got: Graph, want: Graph) -> None:
-    for name in ("rowptr", "col", "edge_weight", "y"):
-        a, b = getattr(got, name), getattr(want, name)
-        assert (a is None) == (b is None), name
-        if a is not None:
-            assert a.dtype == b.dtype, name
-            np.testing.assert_array_equal(a, b, err_msg=name)
-    for name in ("x", "edge_attr"):
-        a, b = getattr(got, name), getattr(want, name)
-        assert (a is None) == (b is None), name
-        if a is not None:
-            assert (a.dtype, a.scale is None) == (b.dtype, b.scale is None), name
-            np.testing.assert_array_equal(a.data, b.data, err_msg=name)
-            np.testing.assert_array_equal(a.decode(), b.decode(), err_msg=name)
-    assert (got.task, got.num_classes) == (want.task, want.num_classes)
-    assert got.splits.keys() == want.splits.keys()
-    for name, ids in want.splits.items():
-        np.testing.assert_array_equal(got.splits[name], ids, err_msg=name)
-    if want.node_ids is None:
-        assert got.node_ids is None
-    else:
-        assert got.node_ids.names().tolist() == want.node_ids.names().tolist()
-
-
-SRC = torch.tensor([0, 5, 3, 3, 1, 4, 2, 0])
-DST = torch.tensor([1, 0, 2, 1, 5, 5, 2, 4])
-WANT = from_edges(SRC.numpy(), DST.numpy(), 6, edge_weight=(10 * SRC + DST).numpy())
-
-
-# --- there and back ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("graph", ODD_GRAPHS)
@@ -166,100 +123,6 @@ def test_from_pyg_shares_features():
     assert graph.x.data[3, 1] == 7
 
 
-# --- A06: the nodes are those of the data, not of the edges ------------------------------------
-
-
-def test_a06_isolated_nodes_stay():
-    ring = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
-    test = torch.zeros(10, dtype=torch.bool)
-    test[9] = True
-    told = {
-        "x": Data(edge_index=ring, x=torch.zeros(10, 2)),
-        "y": Data(edge_index=ring, y=torch.zeros(10).long()),
-        "mask": Data(edge_index=ring, test_mask=test),
-        "num_nodes": Data(edge_index=ring, num_nodes=10),
-        "sparse size": Data(edge_index=EdgeIndex(ring, sparse_size=(10, 10))),
-    }
-    for what, data in told.items():
-        assert Graph.from_pyg(data).num_nodes == 10, what
-    assert Graph.from_pyg(told["mask"]).splits["test"].tolist() == [9]
-    assert Graph.from_pyg(Data(edge_index=ring), num_nodes=10).num_nodes == 10
-    with pytest.raises(GraphError, match=r"nothing tells the number of nodes(.|\n)*num_nodes=..."):
-        Graph.from_pyg(Data(edge_index=ring))
-
-
-def test_a06_what_tells_the_number_of_nodes_must_agree():
-    data = Data(edge_index=torch.stack([SRC, DST]), x=torch.zeros(6, 1), y=torch.zeros(1))
-    with pytest.raises(GraphError, match="x says 6 nodes, y says 1"):
-        Graph.from_pyg(data)
-    with pytest.raises(GraphError, match="num_nodes= says 7 nodes, x says 6"):
-        Graph.from_pyg(Data(edge_index=torch.stack([SRC, DST]), x=torch.zeros(6, 1)), num_nodes=7)
-
-
-# --- A11: ids that are none -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("edges", "what"),
-    [
-        ([[3, 7], [9, 12]], r"edge_index\[0, 1\] is 7; with num_nodes=5 ids must be 0..4"),
-        ([[0, 1], [2, -1]], r"edge_index\[1, 1\] is -1"),
-        ([[0, 5], [1, 1]], r"edge_index\[0, 1\] is 5"),
-        ([[1, 2, 5], [2, 3, 1]], "1-based"),
-    ],
-)
-def test_a11_bad_ids_are_named(edges, what):
-    with pytest.raises(ValueError, match=what):
-        Graph.from_pyg(Data(edge_index=torch.tensor(edges), num_nodes=5))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16])
-def test_a11_ids_are_whole_numbers(dtype):
-    with pytest.raises(GraphError, match="edge_index needs whole numbers"):
-        Graph.from_pyg(Data(edge_index=torch.zeros(2, 3, dtype=dtype), num_nodes=5))
-
-
-def test_a11_values_of_adj_t_are_checked_too():
-    with pytest.raises(GraphError, match="must be square, is 3 x 4"):
-        Graph.from_pyg(Data(adj_t=torch.zeros(3, 4).to_sparse_coo()))
-
-
-# --- A12: any layout --------------------------------------------------------------------------
-
-
-def test_a12_order_strides_width_and_container_do_not_matter():
-    order = torch.tensor([5, 0, 7, 2, 1, 6, 3, 4])
-    wide = torch.zeros(2, 24, dtype=torch.int64)
-    wide[:, ::3] = torch.stack([SRC, DST])
-    both = torch.stack([SRC, DST])
-    forms = {
-        "sorted": both[:, torch.argsort(DST * 6 + SRC)],
-        "shuffled": both[:, order],
-        "transposed view": torch.stack([SRC, DST], dim=1).t(),
-        "int32": both.int(),
-        "int16": both.short(),
-        "strided slice": wide[:, ::3],
-        "EdgeIndex": EdgeIndex(both, sparse_size=(6, 6)),
-        "sorted EdgeIndex": EdgeIndex(both, sparse_size=(6, 6)).sort_by("col")[0],
-        "EdgeIndex without size": EdgeIndex(both),
-        "numpy": both.numpy(),
-    }
-    for form, edge_index in forms.items():
-        ends = torch.as_tensor(np.asarray(edge_index)).long()
-        weight = 10 * ends[0] + ends[1]
-        graph = Graph.from_pyg(Data(edge_index=edge_index, num_nodes=6, edge_weight=weight.float()))
-        np.testing.assert_array_equal(graph.rowptr, WANT.rowptr, err_msg=form)
-        np.testing.assert_array_equal(graph.col, WANT.col, err_msg=form)
-        np.testing.assert_array_equal(graph.edge_weight, WANT.edge_weight, err_msg=form)
-
-
-def test_a12_edges_in_rows_are_refused():
-    with pytest.raises(GraphError, match=r"has \[8, 2\](.|\n)*transpose it: edge_index.t\(\)"):
-        Graph.from_pyg(Data(edge_index=torch.stack([SRC, DST], dim=1), num_nodes=6))
-    with pytest.raises(GraphError, match=r"needs shape \[2, num_edges\], has \[3, 4\]"):
-        Graph.from_pyg(Data(edge_index=torch.zeros(3, 4).long(), num_nodes=6))
-
-
 @pytest.mark.parametrize("kind", ["x", "edge_attr", "edge_weight", "y"])
 @pytest.mark.parametrize("form", ["strided", "requires_grad", "expanded"])
 def test_a12_tensors_of_any_kind(kind, form):
@@ -279,66 +142,6 @@ def test_a12_tensors_of_any_kind(kind, form):
     if kind.startswith("edge"):
         want = want[np.lexsort((SRC, DST))]
     np.testing.assert_array_equal(got, want)
-
-
-# --- adjacencies ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
-@pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("weighted", [False, True])
-def test_adj_t(layout, weighted):
-    weight = (10 * SRC + DST).float() if weighted else None
-    data = Data(edge_index=torch.stack([SRC, DST]), x=torch.zeros(6, 1), edge_weight=weight)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        data = ToSparseTensor(layout=layout, attr="edge_weight")(data)
-    assert "edge_index" not in data
-    graph = Graph.from_pyg(data)
-    np.testing.assert_array_equal(graph.col, WANT.col)
-    np.testing.assert_array_equal(graph.rowptr, WANT.rowptr)
-    if weighted:
-        np.testing.assert_array_equal(graph.edge_weight, WANT.edge_weight)
-    else:
-        assert graph.edge_weight is None
-
-
-class SparseTensor:
-    """What torch_sparse's class answers, as far as it is asked."""
-
-    def coo(self):
-        return DST, SRC, torch.stack([10 * SRC + DST, SRC], dim=1).float()
-
-    def sparse_sizes(self):
-        return 6, 6
-
-
-def test_adj_t_by_duck():
-    graph = Graph.from_pyg(Data(adj_t=SparseTensor()))
-    assert graph.num_nodes == 6
-    np.testing.assert_array_equal(graph.edge_attr.data[:, 0], WANT.edge_weight)
-    with pytest.raises(GraphError, match="other edge values are both given"):
-        Graph.from_pyg(Data(adj_t=SparseTensor(), edge_attr=torch.zeros(8, 1)))
-
-
-def test_duplicates_in_a_sparse_tensor_stay():
-    adj = torch.sparse_coo_tensor(
-        torch.tensor([[1, 1, 0], [0, 0, 2]]),
-        torch.tensor([2.0, 3.0, 4.0]),
-        (3, 3),
-        check_invariants=True,
-    )
-    graph = Graph.from_pyg(Data(adj_t=adj))
-    assert graph.col.tolist() == [2, 0, 0]
-    assert graph.edge_weight.tolist() == [4, 2, 3]
-
-
-def test_a_dense_adjacency_is_refused():
-    with pytest.raises(GraphError, match="adj_t must be sparse, has Tensor"):
-        Graph.from_pyg(Data(adj_t=torch.zeros(3, 3), num_nodes=3))
-
-
-# --- edge rows, options -----------------------------------------------------------------------
 
 
 def test_a10_edge_rows_follow_their_edges():
@@ -370,9 +173,6 @@ def test_options_reach_the_edges():
     assert Graph.from_pyg(data, duplicates="sum").edge_weight.tolist() == [1, 2, 1]
     with pytest.raises(GraphError, match="edge 0 -> 1 is given twice, at positions 0 and 1"):
         Graph.from_pyg(data, duplicates="refuse")
-
-
-# --- splits -----------------------------------------------------------------------------------
 
 
 def test_masks_become_splits():
@@ -426,112 +226,6 @@ def test_contradictions_are_refused(fields, what):
     fields = {"num_nodes": 3, "edge_index": torch.zeros(2, 8).long()} | fields
     with pytest.raises(GraphError, match=what):
         Graph.from_pyg(fields)
-
-
-# --- OGB --------------------------------------------------------------------------------------
-
-
-def ogb_graph():
-    return {
-        "edge_index": np.stack([SRC.numpy(), DST.numpy()]),
-        "edge_feat": None,
-        "node_feat": np.arange(12, dtype=np.float32).reshape(6, 2),
-        "num_nodes": 6,
-    }
-
-
-class OgbDataset:
-    """A data set as OGB's: one (graph, labels) pair, splits, and what is asked."""
-
-    num_classes = 4
-    task_type = "multiclass classification"
-
-    def __init__(self, labels):
-        self.labels = labels
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, at):
-        return ogb_graph(), self.labels
-
-    def get_idx_split(self):
-        return {"train": torch.tensor([4, 1]), "valid": np.array([0]), "test": np.array([5, 2])}
-
-
-def test_ogb_pair_and_splits():
-    labels = np.array([[0], [2], [1], [0], [1], [2]])
-    graph = Graph.from_pyg((ogb_graph(), labels), splits=OgbDataset(labels).get_idx_split())
-    np.testing.assert_array_equal(graph.col, WANT.col)
-    np.testing.assert_array_equal(graph.x.data, ogb_graph()["node_feat"])
-    assert graph.y.tolist() == labels[:, 0].tolist()
-    assert list(graph.splits) == ["train", "val", "test"]
-    assert graph.splits["train"].tolist() == [1, 4]
-
-
-def test_ogb_dataset_says_what_is_asked():
-    # As in papers100M: classes in floats, most of them missing.
-    labels = np.array([[0], [2], [np.nan], [0], [1], [np.nan]], np.float32)
-    graph = Graph.from_pyg(OgbDataset(labels))
-    assert (graph.task, graph.num_classes) == ("class", 4)
-    assert graph.y.tolist() == [0, 2, -1, 0, 1, -1]
-    assert graph.splits["val"].tolist() == [0]
-    proteins = OgbDataset(np.eye(6, 4, dtype=np.int64))
-    proteins.task_type = "binary classification"
-    assert Graph.from_pyg(proteins).task == "multilabel"
-    assert Graph.from_pyg((ogb_graph(), None)).y is None
-
-
-def test_edge_feat_and_extra_arrays_of_ogb():
-    extra = {**ogb_graph(), "edge_feat": np.ones((8, 3), np.float32), "node_year": np.zeros(6)}
-    with pytest.warns(UserWarning, match="a Graph has no place for node_year: left out"):
-        graph = Graph.from_pyg((extra, None))
-    assert graph.edge_attr.width == 3
-
-
-def test_the_method_takes_what_the_function_takes():
-    method = dict(inspect.signature(Graph.from_pyg).parameters)
-    assert method == dict(inspect.signature(from_pyg).parameters)
-
-
-# --- data sets, and what is refused -------------------------------------------------------------
-
-
-class One(InMemoryDataset):
-    def __init__(self, graphs):
-        super().__init__()
-        self.data, self.slices = self.collate(graphs)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_pyg_dataset_of_one_graph():
-    data = Data(x=torch.zeros(6, 1), edge_index=torch.stack([SRC, DST]), y=torch.arange(6))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        one, two = One([data]), One([data, data])
-        assert Graph.from_pyg(one).num_edges == 8
-        with pytest.raises(GraphError, match=r"holds 2 graphs, a Graph is one(.|\n)*dataset\[0\]"):
-            Graph.from_pyg(two)
-
-
-def test_heterogeneous_graphs_are_refused_with_a_way_out():
-    hetero = HeteroData()
-    hetero["paper"].x = torch.zeros(2, 1)
-    with pytest.raises(GraphError, match=r"several kinds(.|\n)*data.to_homogeneous\(\)"):
-        Graph.from_pyg(hetero)
-
-
-@pytest.mark.parametrize(
-    ("thing", "what"),
-    [
-        (3, "cannot read a graph from int"),
-        ((1, 2, 3), "cannot read a graph from a tuple of 3"),
-        (Data(x=torch.zeros(2, 1)), "neither edge_index nor adj_t"),
-    ],
-)
-def test_what_is_no_graph(thing, what):
-    with pytest.raises(GraphError, match=what):
-        Graph.from_pyg(thing)
 
 
 def test_attributes_without_a_place_are_named():
