@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tiergnn.errors import ConfigError, GraphError, StoreError
+from tiergnn.errors import GraphError, StoreError
 from tiergnn.graph.assemble import ATTR, WEIGHT, Assembly, Rules
 from tiergnn.graph.collect import MOST_NODES, Collector, Seen, SparseIdsError
 from tiergnn.graph.csr import index_dtype
@@ -22,6 +22,7 @@ from tiergnn.graph.formats.known import open_nodes, open_source
 from tiergnn.graph.formats.node_table import NodeTable
 from tiergnn.graph.formats.options import Options
 from tiergnn.graph.formats.source import EdgeReader, Source
+from tiergnn.graph.mixes import refuse_mixes, refuse_unread
 from tiergnn.graph.nodes import intern_nodes, write_nodes
 from tiergnn.graph.raw import read_raw
 from tiergnn.graph.relabel import Interner
@@ -68,8 +69,8 @@ class Pipeline:
         options, workspace = self._options, self._workspace
         source = open_source(self._src, self._format, options, workspace.path)
         nodes = open_nodes(options, workspace.path) if options.nodes else None
-        self._refuse_mixes(source, nodes)
-        _refuse_unread(options, source, nodes)
+        refuse_mixes(self._src, options, source, nodes)
+        refuse_unread(options, source, nodes)
         source.notes += nodes.notes if nodes else []
         told = _say(source.notes)
         num_nodes, reader, collector = self._read(source, nodes)
@@ -101,40 +102,6 @@ class Pipeline:
                 "notes": source.notes + self._facts,
             },
         )
-
-    def _refuse_mixes(self, source: Source, nodes: NodeTable | None) -> None:
-        """Rows by position go with dense ids, or with a table of nodes that says whose they are."""
-        options = self._options
-        relabels = options.relabels or source.edges.names
-        if options.one_based and relabels:
-            raise ConfigError(
-                "one_based=True is for dense ids; names and relabelled ids begin nowhere",
-                hint="leave one_based out",
-            )
-        if source.edges.names and options.num_nodes is not None:
-            raise ConfigError(
-                f"num_nodes={options.num_nodes} is for dense ids, and these are names: "
-                "the nodes are those that the files name",
-                hint="nodes=FILE, a table with one row a node, adds nodes without edges",
-            )
-        if nodes is not None and source.has_rows:
-            raise ConfigError(
-                f"{self._src} holds rows of nodes by position already",
-                hint="leave nodes=FILE out, or give the edges alone",
-            )
-        if nodes is not None and nodes.names != source.edges.names:
-            kinds = ("numbers", "names")
-            raise GraphError(
-                f"ids of edges are {kinds[source.edges.names]}, "
-                f"those in {nodes.path} are {kinds[nodes.names]}",
-                hint="ids='names' takes both as text; node_id=COLUMN says where the ids are",
-            )
-        if relabels and source.has_rows:
-            raise ConfigError(
-                "rows of nodes go by position, so ids must be positions, too: "
-                + ("these ids are names" if source.edges.names else f"had ids={options.ids!r}"),
-                hint="ids='dense', or nodes=FILE, a table that says whose each row is",
-            )
 
     def _read(self, source: Source, nodes: NodeTable | None) -> tuple[int, EdgeReader, Collector]:
         """All edges as sorted runs; (V, the reader that knows their places, what was seen)."""
@@ -366,20 +333,6 @@ def _copy(
         values = read_raw(path, dtype, start, min(start + step, size))
         stream.append(values.astype(to or dtype, copy=False))
         copied(values.size)
-
-
-def _refuse_unread(options: Options, source: Source, nodes: NodeTable | None) -> None:
-    """Raise ConfigError for an option about rows that nobody gave."""
-    has_x = source.x is not None or (nodes is not None and nodes.width > 0)
-    has_y = source.y is not None or (nodes is not None and nodes.has_labels)
-    unread = [("features", name) for name in ("feature_dtype", "feature_scale") if not has_x]
-    unread += [("labels", name) for name in ("task", "num_classes") if not has_y]
-    for rows, name in unread:
-        if getattr(options, name) is not None:
-            raise ConfigError(
-                f"{name}={getattr(options, name)!r} is given, and there are no {rows}",
-                hint=f"{rows}=FILE, or leave {name} out",
-            )
 
 
 def _say(notes: list[str]) -> int:
