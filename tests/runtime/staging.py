@@ -64,7 +64,7 @@ def plan_of(name: str, strategy: str, knobs: Knobs, graph: Graph, parts: Partiti
         knobs=knobs,
         workload=workload(name, dtype, True),
         shape=shape_of(graph),
-        layout=layout_of(parts, graph),
+        layout=layout_of(parts, graph, hot_frac=knobs.hot_frac),
         machine=there,
     )
 
@@ -81,12 +81,13 @@ class Pair:
     @classmethod
     def make(
         cls, name, graph, strategy, knobs, *, dtype=torch.float64, seed=0, there=None, scratch=None,
-        device="cpu",
+        device="cpu", owners=None,
     ):  # fmt: skip
         torch.manual_seed(seed)
         model = NETS[name]().to(dtype)
-        draw = np.random.default_rng(seed)
-        owners = draw.integers(0, knobs.parts, graph.num_nodes).astype(np.int32)
+        if owners is None:
+            draw = np.random.default_rng(seed)
+            owners = draw.integers(0, knobs.parts, graph.num_nodes).astype(np.int32)
         parts = Partition(graph=graph, part_of=owners, num_parts=knobs.parts)
         plan = plan_of(name, strategy, knobs, graph, parts, dtype, there or machine(1))
         other = copy.deepcopy(model)

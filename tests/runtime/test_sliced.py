@@ -114,6 +114,16 @@ def test_any_graph_in_any_cut(model, place, slices, num_parts, size, seed):
     run(model, place, slices, num_parts, None, size=size, seed=seed, epochs=1)
 
 
+def test_parts_in_the_order_of_the_nodes_draw_the_graphs_numbers():
+    """Edges stand as in the graph, but those of a chunk do not begin with its first."""
+    graph = random_graph(40, 150, 1)
+    knobs = Knobs(parts=4, slices=3, topology="host")
+    owners = np.repeat(np.arange(4, dtype=np.int32), 10)
+    pair = Pair.make("gat", graph, "sliced", knobs, owners=owners)
+    pair.compare(1e-10, epochs=2)
+    pair.staged.close()
+
+
 def test_float32(tmp_path):
     run("gatv2", "disk", 2, 3, tmp_path, dtype=torch.float32, rel=1e-5)
 

@@ -37,13 +37,16 @@ class Whole:
         self._gid = gid if place is not None else None
         self._place = None if place is None or not edge_ids else torch.from_numpy(place)
         self._edge_ptr = [int(rowptr[row]) for row in self._row_ptr]
+        eid = self._place
+        if eid is None and edge_ids and chunks:  # a chunk's first edge is not the graph's
+            eid = torch.arange(graph.num_edges)
         block = Block(
             rowptr=wrap(rowptr),
             col=wrap(col),
             num_src=graph.num_nodes,
             dst_gid=gid,
             src_gid=gid,
-            eid=self._place,
+            eid=eid,
         )
         self._blocks = {-1: block}
         if chunks:
