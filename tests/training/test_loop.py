@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -191,58 +190,6 @@ def test_an_optimizer_by_name_callable_or_object(graph):
 def test_lbfgs_may_look_at_the_loss_again(graph):
     run = tg.train(graph, net(graph), epochs=4, optimizer="lbfgs", lr=1.0, **QUIET)
     assert run.losses[-1] < 0.5 * run.losses[0]
-
-
-def test_class_weights_change_the_loss(graph):
-    plain, balanced, given = (
-        tg.train(graph, net(graph), epochs=1, class_weight=w, **QUIET).losses[0]
-        for w in (None, "balanced", [1.0, 5.0, 1.0, 1.0, 1.0])
-    )
-    assert len({plain, balanced, given}) == 3
-
-
-def test_multilabel(graph):
-    y = np.stack([graph.y == c for c in range(5)], 1).astype(np.int8)
-    y[::4, 2] = -1
-    many = replace(graph, y=y, task="multilabel", num_classes=5)
-    run = tg.train(many, net(many), epochs=30, patience=20, class_weight="balanced", **QUIET)
-    assert run.metrics["test"]["f1_micro"] > 0.4
-    assert set(run.metrics["test"]) == {"loss", "f1_micro", "f1_macro", "roc_auc", "accuracy"}
-    areas = [record["val"]["roc_auc"] for record in run.history]
-    assert run.best_epoch == 1 + int(np.argmax(areas))
-    told = re.fullmatch(r"Run\(epochs=(\d+), best_epoch=(\d+), loss=.*, roc_auc=.*\)", repr(run))
-    assert told is not None
-    assert told.groups() == (str(len(areas)), str(run.best_epoch))
-    labels = run.predict(kind="labels")
-    assert (labels.dtype, labels.shape) == (np.int8, y.shape)
-    assert np.array_equal(labels, run.predict(kind="probabilities") > 0.5)
-
-
-def test_real(graph):
-    y = np.stack([graph.x.data[:, 0] * 2 + 1, graph.in_degree], 1).astype(np.float32)
-    y[::5, 0] = np.nan
-    real = replace(graph, y=y, task="real", num_classes=None)
-    run = tg.train(real, net(real, "sage"), epochs=60, lr=0.05, **QUIET)
-    assert run.metrics["train"]["mse"] < 0.2 * run.history[0]["train"]["mse"]
-    assert run.history[0]["train"]["loss"] == pytest.approx(run.history[0]["train"]["mse"])
-    with pytest.raises(ConfigError, match="real task has no labels"):
-        run.predict(kind="labels")
-
-
-def test_two_classes_have_an_area_under_the_curve():
-    two = community(100)
-    two = replace(two, y=(two.y > 1).astype(np.int64), num_classes=2)
-    run = tg.train(two, net(two), epochs=20, metric="roc_auc", **QUIET)
-    assert 0.5 < run.metrics["val"]["roc_auc"] <= 1
-
-
-def test_a_criterion_of_the_users(graph):
-    def mine(out, y):
-        return F.nll_loss(out.log_softmax(-1), y) + 1
-
-    own = tg.train(graph, net(graph), epochs=2, criterion=mine, **QUIET)
-    default = tg.train(graph, net(graph), epochs=2, **QUIET)
-    np.testing.assert_allclose(own.losses, np.array(default.losses) + 1, rtol=1e-6)
 
 
 def test_a_loss_that_is_not_finite_stops_before_it_spoils_the_weights(graph):

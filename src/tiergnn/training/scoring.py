@@ -5,6 +5,7 @@ Legend: V nodes, N labelled rows of a split, C classes, T targets.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from tiergnn.training.metrics import MORE, OURS, check_metric, compute, compute_
 from tiergnn.training.options import Options
 from tiergnn.training.splits import labelled
 
+_log = logging.getLogger("tiergnn")
 Mode = Literal["max", "min"]
 NO_CRITERION = "no criterion"  # scores carry no loss
 Scores = dict[str, float | None]
@@ -46,7 +48,9 @@ class Scoring:
         class_weight: Any = None,
         metric: Any = None,
         mode: Mode | None = None,
+        weighed: np.ndarray | None = None,
     ):
+        """weighed: the nodes that ``class_weight`` "balanced" counts, else those of "train"."""
         if graph.y is None or graph.task is None:
             raise ConfigError("the graph has no labels y to train on or to be judged by")
         self.task, self.num_classes = graph.task, graph.num_classes
@@ -61,6 +65,8 @@ class Scoring:
             for name, ids in splits.items()
         }
         weigh = self._rows.get("train", next(iter(self._rows.values()))).y
+        if weighed is not None:
+            weigh = _labels(graph, weighed[has_label[weighed]]).to(device)
         self._own_criterion = callable(criterion)
         self._row_weight = None  # of a row's class in the mean over rows, where they differ
         if graph.task == "class" and class_weight is not None:
@@ -139,6 +145,26 @@ class Scoring:
         """split -> metric -> value, "loss" among them; None where undefined."""
         return {name: self._score(out, name) for name in self._rows}
 
+    def check_weights(self) -> None:
+        """Raise ConfigError where no class of the training split counts; warn of other splits."""
+        for name, rows in self._rows.items():
+            if not rows.ids.numel() or not self._weightless(rows):
+                continue
+            *some, last = map(str, rows.y.unique().tolist())
+            classes = ", ".join([*some[:5], *(["..."] if some[5:] else []), last])
+            if name == "train":
+                raise ConfigError(
+                    f"class_weight is 0 for every class of the training split: {classes}",
+                    hint="a weight above 0 for one of them (--class-weight)",
+                )
+            _log.warning(
+                "class_weight is 0 for every class of split %s (%s): its loss is n/a", name, classes
+            )
+
+    def _weightless(self, rows: _Rows) -> bool:
+        """Whether labels all weigh 0, so that their weighted mean is none."""
+        return self._row_weight is not None and not bool(self._row_weight[rows.y].any())
+
     def judged(self, split: str) -> bool:
         """Whether the split has labelled rows to judge by."""
         return split in self._rows and self._rows[split].ids.numel() > 0
@@ -147,8 +173,8 @@ class Scoring:
         rows = self._rows[split]
         empty = not rows.ids.numel()
         values = self._outputs(out, rows.ids)
-        unknown = empty or self._criterion is None
-        scores: Scores = {"loss": None if unknown else float(self.loss(out, split))}
+        known = self._criterion is not None and not (empty or self._weightless(rows))
+        scores: Scores = {"loss": float(self.loss(out, split)) if known else None}
         scores |= compute(self.task, values, rows.y, self.num_classes)
         if callable(self.metric):
             own: Any = None
@@ -192,10 +218,14 @@ class Scoring:
 
 
 def scoring_of(
-    graph: Graph, splits: Mapping[str, np.ndarray], device: torch.device, options: Options
+    graph: Graph,
+    splits: Mapping[str, np.ndarray],
+    device: torch.device,
+    options: Options,
+    weighed: np.ndarray | None = None,
 ) -> Scoring:
-    """As ``options`` have it, of outputs on ``device``."""
-    return Scoring(
+    """As ``options`` have it, of outputs on ``device``. Raises ConfigError."""
+    scoring = Scoring(
         graph,
         splits,
         device,
@@ -203,7 +233,10 @@ def scoring_of(
         class_weight=options.class_weight,
         metric=options.metric,
         mode=options.metric_mode,
+        weighed=weighed,
     )
+    scoring.check_weights()
+    return scoring
 
 
 def _judge(graph: Graph, metric: Any, mode: Mode | None) -> tuple[Any, str, Mode]:
