@@ -9,12 +9,12 @@ import logging
 import os
 import shutil
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tiergnn as tg
+from tests.contents import contents
 from tests.training.models import community
 from tiergnn import files
 from tiergnn.errors import ConfigError, StoreError
@@ -48,10 +48,6 @@ def planned(graph, tmp_path_factory):
 def run(planned, tmp_path):
     shutil.copytree(planned, tmp_path / "r")
     return tmp_path / "r"
-
-
-def contents(folder):
-    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 DAMAGE = {
@@ -297,8 +293,8 @@ def test_killed_at_any_change_of_a_replacement(tmp_path):
             if found != want:
                 assert begins
                 assert found == {
-                    Path("run.json"): b"new",
-                    Path("checkpoints/epoch-0.json"): b"new",
+                    "run.json": b"new",
+                    "checkpoints/epoch-0.json": b"new",
                 }
         assert 10 < count < 59
 

@@ -6,10 +6,12 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import tiergnn as tg
+from tests.contents import contents
 from tests.training.models import community
 from tiergnn import files
 from tiergnn.errors import ConfigError, StoreError
@@ -29,10 +31,6 @@ def small():
 def run(small, tmp_path):
     tg.train(small, "gcn", epochs=2, out=tmp_path / "r", **QUIET)
     return tmp_path / "r"
-
-
-def contents(folder):
-    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def full(*args):
@@ -130,3 +128,89 @@ def test_a_relative_graph_is_found_after_a_change_of_folder(small, tmp_path, mon
     tg.train(graph, "gcn", epochs=1, out="r", **QUIET)
     monkeypatch.chdir("/")
     assert len(tg.resume(tmp_path / "there" / "r", epochs=2, **QUIET).history) == 2
+
+
+def test_a_run_is_not_overwritten_silently(small, tmp_path):
+    out = tmp_path / "r"
+    tg.train(small, "gcn", epochs=2, out=out, **QUIET)
+    before = (out / "log.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"tiergnn resume .*overwrite=True"):
+        tg.train(small, "gcn", epochs=3, out=out, **QUIET)
+    assert (out / "log.jsonl").read_bytes() == before
+    # What is refused for another reason leaves the run alone as well.
+    with pytest.raises(ConfigError):
+        tg.train(small, "gcn", epochs=3, out=out, overwrite=True, scheduler="cosin", **QUIET)
+    assert (out / "log.jsonl").read_bytes() == before
+    tg.train(small, "gcn", epochs=3, out=out, overwrite=True, **QUIET)
+    assert len((out / "log.jsonl").read_text().splitlines()) == 3
+    assert len(tg.resume(out, graph=small, **QUIET).history) == 3
+
+
+def test_other_folders_are_not_overwritten_at_all(small, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ConfigError, match=r"thesis\.tex"):
+        tg.train(small, "gcn", epochs=1, out=tmp_path, overwrite=True, **QUIET)
+    with pytest.raises(ConfigError, match="is a file"):
+        tg.train(small, "gcn", epochs=1, out=tmp_path / "thesis.tex", **QUIET)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    tg.train(small, "gcn", epochs=1, out=tmp_path / "empty", **QUIET)
+
+
+def test_folders_that_hold_no_run(small, tmp_path):
+    for path, told in ((tmp_path / "none", "does not exist"), (tmp_path, r"has no run\.json")):
+        for call in (tg.resume, tg.evaluate, tg.predict):
+            with pytest.raises(StoreError, match=told):
+                call(path)
+    tg.train(small, "gcn", epochs=1, out=tmp_path / "r", **QUIET)
+    run_json = tmp_path / "r" / "run.json"
+    good = run_json.read_text()
+    for text, told in (
+        (good[:50], "not JSON"),
+        ("{}", "not the record of a run"),
+        (good.replace('"version": 1', '"version": 2'), "version 2"),
+        (good.replace('"epochs": 1', '"epochs": 1.5'), "does not fit its checksum"),
+    ):
+        run_json.write_text(text)
+        with pytest.raises(StoreError, match=told):
+            tg.resume(tmp_path / "r", graph=small)
+
+
+def test_two_processes_do_not_train_in_one_folder(small, tmp_path):
+    out = tmp_path / "r"
+    told = []
+
+    def meddle(record):
+        for call in (
+            lambda: tg.resume(out, graph=small, **QUIET),
+            lambda: tg.train(small, "gcn", epochs=1, out=out, overwrite=True, **QUIET),
+        ):
+            with pytest.raises(StoreError, match="another process is training") as error:
+                call()
+            told.append(error)
+
+    tg.train(small, "gcn", epochs=2, out=out, progress=meddle)
+    assert len(told) == 4
+    assert len(tg.resume(out, graph=small, **QUIET).history) == 2
+
+
+@pytest.mark.parametrize("name", ["mkdir", "run.json", "log.jsonl"])
+def test_a_folder_that_may_not_be_written(small, tmp_path, monkeypatch, name):
+    """Root may write anywhere, so the refusal is the file system's, injected."""
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    if name == "mkdir":
+        monkeypatch.setattr(Path, "mkdir", refuse)
+    else:
+        replace_file = os.replace
+        monkeypatch.setattr(
+            files.os,
+            "replace",
+            lambda a, b: refuse() if Path(b).name == name else replace_file(a, b),
+        )
+    with pytest.raises(StoreError) as error:
+        tg.train(small, "gcn", epochs=2, out=tmp_path / "r", **QUIET)
+    assert "Permission denied" in str(error.value)
+    assert "may write to" in str(error.value)

@@ -16,7 +16,7 @@ from torch_geometric.nn import models
 import tiergnn as tg
 from tests.planner.strategies.cases import machine
 from tests.training.models import community, net
-from tests.training.test_resume import StopAt, timeless
+from tests.training.stopping import StopAt, timeless
 from tiergnn.errors import ConfigError, Interrupted, StoreError
 from tiergnn.training.folder import RunFolder
 

@@ -18,7 +18,7 @@ import tiergnn as tg
 from tests.planner.strategies.cases import machine
 from tests.training.dying import killed_at
 from tests.training.models import community
-from tests.training.test_resume import timeless
+from tests.training.stopping import timeless
 from tiergnn.errors import RankError
 from tiergnn.training import joined
 

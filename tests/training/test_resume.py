@@ -21,11 +21,19 @@ from torch import nn
 
 import tiergnn as tg
 from tests.training.models import community, net, same_bits, weights
+from tests.training.stopping import StopAt, crash, timeless
 from tiergnn import files
 from tiergnn.errors import ConfigError, Interrupted, StoreError
 
-ROOT = Path(__file__).parents[2]
 QUIET = {"progress": False}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return community(150)
+
+
+ROOT = Path(__file__).parents[2]
 GAT = {"name": "gat", "hidden_channels": 8, "heads": 2, "dropout": 0.5}
 
 
@@ -37,36 +45,8 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def small():
-    return community(150)
-
-
 def lines(run_dir):
     return [json.loads(line) for line in (Path(run_dir) / "log.jsonl").read_text().splitlines()]
-
-
-def timeless(history):
-    drop = ("seconds", "eval_seconds")
-    return [{k: v for k, v in record.items() if k not in drop} for record in history]
-
-
-class StopAt:
-    """A progress callback that fails like a crash, or sends a signal, after an epoch."""
-
-    def __init__(self, epoch, signum=None):
-        self.epoch, self.signum = epoch, signum
-
-    def __call__(self, record):
-        if record["epoch"] == self.epoch:
-            if self.signum is None:
-                raise RuntimeError("crash")
-            os.kill(os.getpid(), self.signum)
-
-
-def crash(epoch, **options):
-    with pytest.raises(RuntimeError, match="crash"):
-        tg.train(**options, progress=StopAt(epoch))
 
 
 def test_a21_ten_epochs_straight_or_killed_in_the_middle_of_a_write(folder, tmp_path):
@@ -306,52 +286,6 @@ def test_a_full_disk_ends_the_run_with_one_error_and_can_be_resumed(small, tmp_p
     assert resumed.losses == tg.train(small, "gcn", epochs=6, **QUIET).losses
 
 
-def test_a_run_is_not_overwritten_silently(small, tmp_path):
-    out = tmp_path / "r"
-    tg.train(small, "gcn", epochs=2, out=out, **QUIET)
-    before = (out / "log.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=r"tiergnn resume .*overwrite=True"):
-        tg.train(small, "gcn", epochs=3, out=out, **QUIET)
-    assert (out / "log.jsonl").read_bytes() == before
-    # What is refused for another reason leaves the run alone as well.
-    with pytest.raises(ConfigError):
-        tg.train(small, "gcn", epochs=3, out=out, overwrite=True, scheduler="cosin", **QUIET)
-    assert (out / "log.jsonl").read_bytes() == before
-    tg.train(small, "gcn", epochs=3, out=out, overwrite=True, **QUIET)
-    assert len(lines(out)) == 3
-    assert len(tg.resume(out, graph=small, **QUIET).history) == 3
-
-
-def test_other_folders_are_not_overwritten_at_all(small, tmp_path):
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match=r"thesis\.tex"):
-        tg.train(small, "gcn", epochs=1, out=tmp_path, overwrite=True, **QUIET)
-    with pytest.raises(ConfigError, match="is a file"):
-        tg.train(small, "gcn", epochs=1, out=tmp_path / "thesis.tex", **QUIET)
-    assert (tmp_path / "thesis.tex").read_text() == "years of work"
-    (tmp_path / "empty").mkdir()
-    tg.train(small, "gcn", epochs=1, out=tmp_path / "empty", **QUIET)
-
-
-def test_folders_that_hold_no_run(small, tmp_path):
-    for path, told in ((tmp_path / "none", "does not exist"), (tmp_path, r"has no run\.json")):
-        for call in (tg.resume, tg.evaluate, tg.predict):
-            with pytest.raises(StoreError, match=told):
-                call(path)
-    tg.train(small, "gcn", epochs=1, out=tmp_path / "r", **QUIET)
-    run_json = tmp_path / "r" / "run.json"
-    good = run_json.read_text()
-    for text, told in (
-        (good[:50], "not JSON"),
-        ("{}", "not the record of a run"),
-        (good.replace('"version": 1', '"version": 2'), "version 2"),
-        (good.replace('"epochs": 1', '"epochs": 1.5'), "does not fit its checksum"),
-    ):
-        run_json.write_text(text)
-        with pytest.raises(StoreError, match=told):
-            tg.resume(tmp_path / "r", graph=small)
-
-
 def test_another_graph_with_the_same_features(small, tmp_path):
     tg.train(small, {"name": "sage", "hidden_channels": 8}, epochs=20, out=tmp_path / "r", **QUIET)
     other = community(90, seed=4)
@@ -378,90 +312,6 @@ def test_a_graph_folder_that_moved_or_changed(tmp_path):
     community(60, seed=1).save(tmp_path / "g")
     with pytest.raises(ConfigError, match="not the one that was trained on"):
         tg.resume(tmp_path / "r")
-
-
-def test_what_a_terminal_and_a_file_are_told(small, tmp_path, capsys):
-    tg.train(small, "gcn", epochs=20, out=tmp_path / "r")
-    told = capsys.readouterr()
-    assert told.out == ""  # stdout is the caller's
-    shown = told.err.splitlines()
-    assert len(shown) == 11
-    assert shown[0].startswith("epoch 1/20  loss ")
-    assert "val 0." in shown[0]
-    tg.train(small, "gcn", epochs=2, **QUIET)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_bar_on_a_terminal(small, monkeypatch):
-    import io
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    tg.train(small, "gcn", epochs=3)
-    assert "epoch 3/3" in sys.stderr.getvalue()
-
-
-def test_tensorboard_scalars_go_on_after_a_resume(small, tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    options = {"epochs": 4, "checkpoint_every": 2, "tensorboard": True, "out": tmp_path / "r"}
-    crash(3, graph=small, model="gcn", **options)
-    run = tg.resume(tmp_path / "r", graph=small, **QUIET)
-    events = accumulator.EventAccumulator(str(tmp_path / "r" / "tensorboard"))
-    events.Reload()
-    scalars = events.Scalars("loss")
-    assert [event.step for event in scalars] == [1, 2, 3, 4]
-    np.testing.assert_allclose([event.value for event in scalars], run.losses, rtol=1e-6)
-    assert "val/accuracy" in events.Tags()["scalars"]
-
-
-def test_tensorboard_that_is_not_installed(small, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
-    with pytest.raises(ConfigError, match=r"pip install 'tiergnn\[tensorboard\]'"):
-        tg.train(small, "gcn", epochs=1, out=tmp_path / "r", tensorboard=True, **QUIET)
-
-
-def test_two_processes_do_not_train_in_one_folder(small, tmp_path):
-    out = tmp_path / "r"
-    told = []
-
-    def meddle(record):
-        for call in (
-            lambda: tg.resume(out, graph=small, **QUIET),
-            lambda: tg.train(small, "gcn", epochs=1, out=out, overwrite=True, **QUIET),
-        ):
-            with pytest.raises(StoreError, match="another process is training") as error:
-                call()
-            told.append(error)
-
-    tg.train(small, "gcn", epochs=2, out=out, progress=meddle)
-    assert len(told) == 4
-    assert len(tg.resume(out, graph=small, **QUIET).history) == 2
-
-
-@pytest.mark.parametrize("name", ["mkdir", "run.json", "log.jsonl"])
-def test_a_folder_that_may_not_be_written(small, tmp_path, monkeypatch, name):
-    """Root may write anywhere, so the refusal is the file system's, injected."""
-
-    def refuse(*args, **kwargs):
-        raise PermissionError(13, "Permission denied")
-
-    if name == "mkdir":
-        monkeypatch.setattr(Path, "mkdir", refuse)
-    else:
-        replace_file = os.replace
-        monkeypatch.setattr(
-            files.os,
-            "replace",
-            lambda a, b: refuse() if Path(b).name == name else replace_file(a, b),
-        )
-    with pytest.raises(StoreError) as error:
-        tg.train(small, "gcn", epochs=2, out=tmp_path / "r", **QUIET)
-    assert "Permission denied" in str(error.value)
-    assert "may write to" in str(error.value)
 
 
 def test_lazy_layers_are_resumed(small, tmp_path, caplog):
