@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from tests.odd import ODD
 from tiergnn.cli.generate import app as generate
 from tiergnn.cli.main import app
 from tiergnn.graph.csr import Graph, from_edges
+from tiergnn.graph.generate import sbm
 from tiergnn.graph.ids import NodeIds
 from tiergnn.graph.partition import Partition
 from tiergnn.graph.summary import Summary
+from tiergnn.units import format_bytes
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -79,6 +83,25 @@ def test_info_shows_splits_in_the_order_of_their_use(cli, tmp_path):
     cli("ingest", tmp_path / "e.csv", "--nodes", tmp_path / "n.csv", "--out", tmp_path / "g")
     shown = cli("info", tmp_path / "g").out.partition("of all")[2]
     assert shown.index("train") < shown.index("val") < shown.index("test")
+
+
+def test_info_shows_many_numbered_splits_in_one_row(cli, tmp_path):
+    graph = sbm(400, 2, seed=0)
+    made = {f"{name}.{k}": np.arange(20 + k) for name in ("train", "val") for k in range(30)}
+    made |= {"test": np.arange(100), "fold.0": np.arange(5), "fold.1": np.arange(6)}
+    replace(graph, splits=made).save(tmp_path / "g")
+    _, splits, arrays = cli("info", tmp_path / "g").out.split("\n\n")
+    assert [re.split("  +", line.strip()) for line in splits.splitlines()[2:]] == [
+        ["train.0 ... train.29 (30)", "20 to 49", "5.0 to 12.2 %"],
+        ["val.0 ... val.29 (30)", "20 to 49", "5.0 to 12.2 %"],
+        ["test", "100", "25.0 %"],
+        ["fold.0", "5", "1.2 %"],
+        ["fold.1", "6", "1.5 %"],
+    ]
+    total = 8 * sum(range(20, 50))
+    row = f"splits/train.0 ... train.29 (30)  int64    20 to 49  {format_bytes(total)}"
+    assert re.sub(" +", " ", row) in re.sub(" +", " ", arrays)
+    assert len(cli("info", tmp_path / "g", "--json").json["splits"]) == 63
 
 
 def test_info_verify_sees_a_flipped_byte_and_no_verify_does_not_look(cli, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,24 +94,52 @@ def describe(summary: Summary) -> str:
     )
     parts = [pairs(rows)]
     if s.splits:
-        of = max(s.num_nodes, 1)
-        names = sorted(s.splits, key=lambda name: _SPLITS.get(name, len(_SPLITS)))
-        parts.append(
-            table(
-                ("split", "nodes", "of all"),
-                [(name, s.splits[name], f"{100 * s.splits[name] / of:.1f} %") for name in names],
-            )
-        )
-    parts.append(
-        table(
-            ("array", "dtype", "shape", "bytes"),
-            [
-                (name, a.dtype, " x ".join(f"{n:,}" for n in a.shape), format_bytes(a.num_bytes))
-                for name, a in s.arrays.items()
-            ],
-        )
-    )
+        parts.append(table(("split", "nodes", "of all"), _splits(s)))
+    parts.append(table(("array", "dtype", "shape", "bytes"), _arrays(s)))
     return "\n\n".join(parts)
+
+
+def _splits(s: Summary) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    names = sorted(s.splits, key=lambda name: _SPLITS.get(name.partition(".")[0], len(_SPLITS)))
+    for alike in _together(names):
+        counts = [s.splits[name] for name in alike]
+        shares = (f"{100 * n / max(s.num_nodes, 1):.1f}" for n in (min(counts), max(counts)))
+        rows.append((_called(alike), _range(counts), f"{' to '.join(dict.fromkeys(shares))} %"))
+    return rows
+
+
+def _arrays(s: Summary) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for alike in _together(s.arrays):
+        arrays = [s.arrays[name] for name in alike]
+        shape = " x ".join(map(_range, zip(*(a.shape for a in arrays), strict=True)))
+        dtypes = ", ".join(dict.fromkeys(a.dtype for a in arrays))
+        rows.append((_called(alike), dtypes, shape, format_bytes(sum(a.num_bytes for a in arrays))))
+    return rows
+
+
+def _together(names: Iterable[str]) -> list[list[str]]:
+    """train.0, train.1, train.2 and so on in one list, any other name in one of its own."""
+    lists: dict[str, list[str]] = {}
+    for name in names:
+        stem, dot, number = name.rpartition(".")
+        lists.setdefault(f"{stem}." if dot and number.isdigit() else name, []).append(name)
+    found: list[list[str]] = []
+    for alike in lists.values():
+        alike.sort(key=lambda name: (len(name), name))
+        found += [alike] if len(alike) > 2 else [[name] for name in alike]
+    return found
+
+
+def _called(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    return f"{names[0]} ... {names[-1].rpartition('/')[2]} ({len(names)})"
+
+
+def _range(counts: Sequence[int]) -> str:
+    return " to ".join(dict.fromkeys(f"{n:,}" for n in (min(counts), max(counts))))
 
 
 def _notes(graph: Path) -> list[str]:
