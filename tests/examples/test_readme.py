@@ -54,7 +54,7 @@ def test_commands_run_as_printed(cli, monkeypatch, tmp_path):
             done = cli(*words)
             assert done.code == 0, (line, done.err)
             ran.append(words[0])
-    told = "ingest info generate partition train resume evaluate predict report "
+    told = "ingest info train generate partition train resume evaluate predict report "
     told += "plan plan simulate plan"
     assert " ".join(ran) == told
     assert (tmp_path / "report.html").exists()
