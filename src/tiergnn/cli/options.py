@@ -14,6 +14,10 @@ _MODEL = "Model (an option that a model does not have is refused)"
 _OPTIMISE = "Optimisation"
 _DATA = "Data"
 _MACHINE = "Machine and files"
+STRATEGIES = (
+    "May be given several times: resident, grinnder, sliced, hongtu; "
+    "of ranks halo, nfp, mgg, uva, leo."
+)
 
 
 def _option(*flags: str, help: str, panel: str, default: str | bool = False) -> Any:
@@ -133,7 +137,7 @@ TrainEps = Annotated[
 EdgeDim = Annotated[
     int | None,
     _model(
-        "--edge-dim", help="Columns of edge features to attend to (gat).", default="none", min=1
+        "--edge-dim", help="Columns of edge features to attend to (gat, gatv2).", default="none", min=1
     ),
 ]
 
@@ -206,7 +210,8 @@ Capture = Annotated[
     bool,
     _machine(
         "--capture/--no-capture",
-        help="On a GPU, record a step once and replay it (a CUDA graph).",
+        help="On a GPU that holds everything, record a step once and replay it (a CUDA graph).",
+        default="where it can be",
     ),
 ]
 NormalizeFeatures = Annotated[
@@ -231,7 +236,7 @@ Disk = Annotated[
 ]
 Strategy = Annotated[
     list[str] | None,
-    _machine("--strategy", help="Plan by this; may be given several times.", default="by memory"),
+    _machine("--strategy", help=f"Plan by this. {STRATEGIES}", default="by memory"),
 ]
 Parts = Annotated[
     str | None,

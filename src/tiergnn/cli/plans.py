@@ -61,7 +61,10 @@ def plan(
     ] = None,
     machine: Annotated[
         str | None,
-        typer.Option(help="h200, a100x8-pcie, ... or a file of `tiergnn machine --out`."),
+        typer.Option(
+            help="h200, a100x8-pcie, ... or a file of `tiergnn machine --out`.",
+            show_default="this one",
+        ),
     ] = None,
     ranks: Annotated[
         int,
@@ -69,7 +72,7 @@ def plan(
     ] = 1,
     partition: opt.Parts = None,
     strategy: Annotated[
-        list[str] | None, typer.Option(help="Try only this; may be given several times.")
+        list[str] | None, typer.Option(help=f"Try only this. {opt.STRATEGIES}")
     ] = None,
     storage: Annotated[
         list[str] | None,
@@ -182,12 +185,17 @@ def simulate(
     plan: Annotated[Path, typer.Argument(help="A plan, made by `tiergnn plan --out`.")],
     machine: Annotated[
         str | None,
-        typer.Option(help="Another machine: h200, a100x8-pcie, ... or a machine's JSON file."),
+        typer.Option(
+            help="Another machine: h200, a100x8-pcie, ... or a machine's JSON file.",
+            show_default="the plan's",
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the predicted timeline here, as JSON.")
     ] = None,
-    html: Html = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with timeline and memory.")
+    ] = None,
     json: JSON = False,
 ) -> None:
     """The clock of a plan, lane by lane, on its machine or on another.

@@ -200,8 +200,14 @@ def resume(
             help="Go on over so many; 1 is one device.", show_default="as the run was begun", min=1
         ),
     ] = None,
-    partition: opt.Parts = None,
-    transport: opt.Transport = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="A part for each rank, as for train.", show_default="the run's own"),
+    ] = None,
+    transport: Annotated[
+        str | None,
+        typer.Option(help="How ranks reach each other.", show_default="as the run was begun"),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")] = False,
     json: JSON = False,
 ) -> None:

@@ -75,4 +75,6 @@ class Knobs:
         return tuple(f.name for f in fields(self) if getattr(self, f.name) != f.default)
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={getattr(self, name)}" for name in self.changed) or "defaults"
+        shown = ((name, getattr(self, name)) for name in self.changed)
+        words = (f"{n}={v:.3g}" if isinstance(v, float) else f"{n}={v}" for n, v in shown)
+        return " ".join(words) or "defaults"
