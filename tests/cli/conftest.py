@@ -1,3 +1,4 @@
+from tests.cli.runs import graph, train
 from tests.command import cli
 
-__all__ = ["cli"]
+__all__ = ["cli", "graph", "train"]

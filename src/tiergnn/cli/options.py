@@ -137,7 +137,10 @@ TrainEps = Annotated[
 EdgeDim = Annotated[
     int | None,
     _model(
-        "--edge-dim", help="Columns of edge features to attend to (gat, gatv2).", default="none", min=1
+        "--edge-dim",
+        help="Columns of edge features to attend to (gat, gatv2).",
+        default="none",
+        min=1,
     ),
 ]
 
