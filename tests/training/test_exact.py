@@ -28,7 +28,6 @@ def gin(width, hidden):
 
 
 LAYERS = {"gcn": GCNConv, "sage": SAGEConv, "gat": GATConv, "gatv2": GATv2Conv, "gin": gin}
-NO_LOOPS = {"gat": GATConv, "gatv2": GATv2Conv}
 
 
 @pytest.mark.parametrize("threads", [1, 2])

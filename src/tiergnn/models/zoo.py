@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -295,6 +296,6 @@ def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.
     return model
 
 
-def from_config(config: dict[str, Any]) -> nn.Module:
+def from_config(config: Mapping[str, Any]) -> nn.Module:
     """The model that ``build`` gave this ``config`` (its parameters are new)."""
     return build(config["name"], config["in_channels"], config["out_channels"], **config["options"])

@@ -44,9 +44,3 @@ def evaluation_held(
         if buffer.name in _STAY and (buffer.name != "d.x" or training.row_kind("x").grad):
             more[buffer.kind] = more.get(buffer.kind, 0) + buffer.num_bytes
     return Held(sum(more.values()), dict(sorted(more.items(), key=lambda item: -item[1])))
-
-
-def run_held(training: Workload, evaluation: Workload, shape: GraphShape) -> Held:
-    """Of a run that evaluates between its steps: whichever is more."""
-    step, between = step_held(training, shape), evaluation_held(evaluation, shape, training)
-    return step if step.num_bytes >= between.num_bytes else between

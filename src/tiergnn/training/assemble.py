@@ -106,7 +106,7 @@ def build(spec: Mapping[str, Any], seed: int) -> nn.Module:
     cpu = torch.device("cpu")
 
     def made() -> nn.Module:
-        return zoo.build(spec["name"], spec["in_channels"], spec["out_channels"], **spec["options"])
+        return zoo.from_config(spec)
 
     try:
         # Nothing is held there: a system may end who asks for too much.

@@ -6,7 +6,6 @@ holds the run folder, tells people what the ranks write into its log, and gets t
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +43,6 @@ from tiergnn.workload import Workload
 _START = multiprocessing.get_context("forkserver")
 _START.set_forkserver_preload(["tiergnn.training.task"])
 _KINDS = {kind.__name__: kind for kind in (ConfigError, GraphError, PlanError, StoreError)}
-_log = logging.getLogger("tiergnn")
 
 
 class Crew:

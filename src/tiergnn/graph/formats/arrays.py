@@ -12,7 +12,6 @@ import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,14 +243,6 @@ def open_arrays(folder: Path, stem: str, scratch: Path) -> dict[str, FileArray]:
     if (folder / f"{stem}.npy").exists():
         return {stem: open_npy(folder / f"{stem}.npy")}
     return {}
-
-
-def one_of(arrays: Mapping[str, FileArray], *names: str) -> FileArray | None:
-    """The first of ``names`` that is there."""
-    for name in names:
-        if name in arrays:
-            return arrays[name]
-    return None
 
 
 def _header(file) -> tuple[tuple[int, ...], bool, np.dtype]:
