@@ -188,8 +188,8 @@ def asking(graph: Graph, workload: Workload, machine: Machine) -> Choosing:
     """All strategies on blocks of consecutive nodes, counted as they are."""
 
     @cache
-    def layout(num_parts: int) -> Layout:
-        return layout_of(partition(graph, num_parts, "block"), graph)
+    def layout(num_parts: int, hot_frac: float) -> Layout:
+        return layout_of(partition(graph, num_parts, "block"), graph, hot_frac=hot_frac)
 
     return Choosing(workload=workload, shape=shape_of(graph), machine=machine, layout_of=layout)
 

@@ -35,6 +35,7 @@ def plan(
     partition: str | Path | Partition | None = None,
     strategies: Sequence[str] = (),
     storage: Sequence[str] = (),
+    hot_frac: float | None = None,
     optimizer: str | Callable[..., Any] | torch.optim.Optimizer = "adam",
     criterion: str | Callable[..., Any] | None = None,
     split: str | int | Mapping[str, Any] | None = None,
@@ -56,7 +57,9 @@ def plan(
     partition: a part for each of them: a Partition, the name or the path of a saved one, or a
     method ("block", "metis", "switching", "auto"); by default one that is saved with the graph,
     else "auto". strategies: only these are tried. storage: dtypes that rows may have off the device
-    ("bfloat16"), which gives up exactness. The rest as for ``train``.
+    ("bfloat16"), which gives up exactness. hot_frac: the share of all rows, those that most parts
+    read, that stays on the device beside the parts of grinnder; 0: none, None: what pays is looked
+    for. The rest as for ``train``.
 
     The fastest plan that fits. ``print(plan)`` shows bytes by tier and kind and predicted seconds;
     ``plan.save(path)`` keeps it. Raises PlanError where none fits, with the least that would do;
@@ -89,6 +92,7 @@ def plan(
         ranks=ranks,
         parts=partition,
         storage=tuple(storage),
+        hot_frac=hot_frac,
     )
     return best(asked.trials(strategies), has_disk=asked.machine.disk is not None)
 

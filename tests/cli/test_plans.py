@@ -247,6 +247,10 @@ def test_budgets_of_a_run_make_its_plan(cli, graph, tmp_path, monkeypatch):
     assert done.json["predicted"]["strategy"] in ("grinnder", "hongtu")
     assert done.json["peak_bytes"]["device"] <= 3 * 2**20
     assert not list(scratch.iterdir())
+    hot = cli("train", graph, *short, *budgets[:2], "--hot-frac", 0.1, "--out", tmp_path / "hot")
+    assert hot.code == 0, hot.err
+    assert hot.json["losses"] == pytest.approx(want, rel=1e-5)
+    assert Plan.load(tmp_path / "hot" / "plan.json").knobs.hot_frac == 0.1
     refused = cli("train", graph, *short, "--plan", run / "plan.json", "--disk", scratch, "--out",
                   tmp_path / "other")  # fmt: skip
     assert refused.code == 2

@@ -53,6 +53,27 @@ def test_a_plan_through_json_is_the_same_plan(roomy, tmp_path):
     assert (again.seconds, again.held) == (roomy.seconds, roomy.held)
 
 
+def test_rows_stay_on_the_device_where_there_is_room_and_it_pays(roomy):
+    """Searched for, asked for, or switched off; of strategies that have none nothing is tried."""
+    budget = roomy.peak_bytes["device"] // 2
+    machine = preset("h200").with_budgets(device_bytes=budget)
+    searched = choosing(machine).trials(["grinnder"])
+    tried = [trial for trial in searched if trial.knobs.hot_frac]
+    assert len(tried) == 1
+    assert tried[0].plan is not None
+    assert tried[0].plan.peak_bytes["device"] <= budget
+    plain = next(t for t in searched if t.knobs == replace(tried[0].knobs, hot_frac=0.0))
+    assert tried[0].seconds < plain.seconds
+    asked = choosing(machine, hot_frac=0.05).trials()
+    assert {(t.strategy, t.knobs.hot_frac) for t in asked} == {("grinnder", 0.05)}
+    off = choosing(machine, hot_frac=0.0).trials()
+    assert {trial.knobs.hot_frac for trial in off} == {0.0}
+    assert len({trial.strategy for trial in off}) == 4
+    with pytest.raises(ConfigError, match="sliced has no hot rows") as caught:
+        choosing(machine, hot_frac=0.5).trials(["sliced"])
+    assert "grinnder" in (caught.value.hint or "")
+
+
 def test_within_a_budget_another_strategy_holds_to_it(roomy):
     budget = roomy.peak_bytes["device"] // 2
     machine = preset("h200").with_budgets(device_bytes=budget)
@@ -130,6 +151,7 @@ def test_no_cut_that_fits_is_passed_over(budgets):
     where host memory does."""
     device, host = (mib * 2**20 for mib in budgets)
     asked = Choosing(
+        hot_frac=0.0,
         workload=classic("gcn", 64, 10, hidden=64, layers=2),
         shape=rmat_shape(20_000, 200_000, num_features=64, num_classes=10, num_labelled=5_000),
         machine=preset("a5000-nvme").with_budgets(device_bytes=device, host_bytes=host),

@@ -241,6 +241,14 @@ Strategy = Annotated[
     list[str] | None,
     _machine("--strategy", help=f"Plan by this. {STRATEGIES}", default="by memory"),
 ]
+HotFrac = Annotated[
+    float | None,
+    _machine(
+        "--hot-frac",
+        help="Share of the rows, those that most parts read, that stays on the device (grinnder).",
+        default="what pays",
+    ),
+]
 Parts = Annotated[
     str | None,
     _machine(

@@ -78,6 +78,7 @@ def plan(
         list[str] | None,
         typer.Option(help="A dtype that rows may have off the device: bfloat16. Not exact."),
     ] = None,
+    hot_frac: opt.HotFrac = None,
     optimizer: opt.Optimizer = None,
     split: opt.Split = None,
     features: opt.Features = None,
@@ -155,6 +156,7 @@ def plan(
         ranks=ranks,
         parts=partition,
         storage=tuple(storage or ()),
+        hot_frac=hot_frac,
         thorough=frontier,
     )
     if save_workload is not None:

@@ -75,6 +75,7 @@ def train(
     host_memory: opt.HostMemory = None,
     disk: opt.Disk = None,
     strategy: opt.Strategy = None,
+    hot_frac: opt.HotFrac = None,
     ranks: opt.Ranks = None,
     partition: opt.Parts = None,
     transport: opt.Transport = None,
@@ -91,9 +92,9 @@ def train(
     The weights of the best-validation epoch are kept. Ctrl-C writes a checkpoint, and
     `tiergnn resume RUN` goes on from there, bit for bit.
 
-    With --host-memory, --disk or --strategy a plan is made first: what does not fit on the device
-    waits in host memory or on the disk. With --ranks several processes train a part of the graph
-    each, and get what one would; on several hosts torchrun starts them:
+    With --host-memory, --disk, --strategy or --hot-frac a plan is made first: what does not fit on
+    the device waits in host memory or on the disk. With --ranks several processes train a part of
+    the graph each, and get what one would; on several hosts torchrun starts them:
     `torchrun --nproc-per-node 8 -m tiergnn train ...`.
 
     Example: tiergnn train data/cora --model gcn --hidden 16 --dropout 0.5 --wd 5e-4 --out runs/a
@@ -150,7 +151,9 @@ def train(
         timeout=timeout,
     )
     plan: Plan | Path | None = plan_file
-    budgets = _given(host_memory=host_memory, disk=disk, strategies=strategy, ranks=ranks)
+    budgets = _given(
+        host_memory=host_memory, disk=disk, strategies=strategy, hot_frac=hot_frac, ranks=ranks
+    )
     if plan is None:
         ranks = ranks_here(ranks)
         budgets |= _given(ranks=ranks)

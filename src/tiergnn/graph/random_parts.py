@@ -12,6 +12,7 @@ from scipy.special import betainc
 
 _FINE = 256  # degrees, and edges served, that are told apart; above they go in steps of a percent
 _STEP = 1.01
+_SURE = 1e-9  # chance that a part does not read a row, from which on all do
 
 
 def halo_curve(
@@ -79,3 +80,29 @@ def _condense(degrees: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.n
     )
     nodes = np.bincount(place, weights=counts)
     return np.bincount(place, weights=counts * degrees) / np.maximum(nodes, 1e-300), nodes
+
+
+def readers(
+    degrees: np.ndarray, counts: np.ndarray, num_nodes: int, num_parts: int, self_loops: int
+) -> np.ndarray:
+    """float64 [K]: how many rows 0, 1, ... K - 1 other parts read.
+
+    Each destination of a row lies in any of the parts alike, so one more destination finds its part
+    new, or one that reads the row already, or its owner.
+    """
+    rows = np.zeros(num_parts)
+    degrees, counts = _condense(*_without_loops(degrees, counts, num_nodes, self_loops))
+    rows[0] = num_nodes - counts.sum()
+    of_degree = np.bincount(np.rint(degrees).astype(np.int64), weights=counts)
+    chance = np.zeros(num_parts)
+    chance[0] = 1.0
+    stays = (1 + np.arange(num_parts)) / num_parts
+    for degree in range(1, of_degree.size):
+        gone = chance * (1 - stays)
+        chance = chance * stays
+        chance[1:] += gone[:-1]
+        rows += of_degree[degree] * chance
+        if chance[-1] > 1 - _SURE:
+            rows[-1] += of_degree[degree + 1 :].sum()
+            break
+    return rows

@@ -19,6 +19,7 @@ import numpy as np
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, GraphError, unknown
 from tiergnn.graph.halo_counts import count_parts, degrees_of
+from tiergnn.graph.hot import HotRows, expected_hot, hot_rows
 from tiergnn.graph.random_parts import halo_curve
 
 if TYPE_CHECKING:
@@ -183,12 +184,14 @@ class Layout:
 
     ``leaving`` are the parts of the graph with its edges turned round: of the edges that leave a
     part's rows, and what those reach. None: as ``parts``, which an undirected graph's are.
+    ``hot`` are its hot rows, where they were counted.
     """
 
     method: str
     parts: tuple[PartShape, ...]
     exact: bool
     leaving: tuple[PartShape, ...] | None = None
+    hot: HotRows | None = None
 
     @property
     def num_parts(self) -> int:
@@ -198,6 +201,12 @@ class Layout:
         """A part by its in-edges, or by the edges that leave its rows."""
         parts = self.leaving if leaving and self.leaving is not None else self.parts
         return parts[number]
+
+    def hot_rows(self, frac: float, shape: GraphShape) -> HotRows:
+        """Its hot rows of so many: counted, or else as of random parts of a graph like this."""
+        if self.hot is not None and self.hot.frac == frac:
+            return self.hot
+        return expected_hot(shape, self, frac)
 
 
 def shape_of(graph: Graph, split: str | np.ndarray = "train", *, name: str = "") -> GraphShape:
@@ -224,8 +233,15 @@ def shape_of(graph: Graph, split: str | np.ndarray = "train", *, name: str = "")
     )
 
 
-def layout_of(partition: Partition, graph: Graph, split: str | np.ndarray = "train") -> Layout:
-    """Every count of every part, exact: two passes over the edges, one number a node.
+def layout_of(
+    partition: Partition,
+    graph: Graph,
+    split: str | np.ndarray = "train",
+    *,
+    hot_frac: float = 0.0,
+) -> Layout:
+    """Every count of every part, exact: two passes over the edges, one number a node; with
+    ``hot_frac`` of so many hot rows as well.
 
     ``served`` has a point for each hotness below 256, then at least 16 each time it doubles.
     Raises GraphError for the partition of another graph, ConfigError for an unknown split.
@@ -243,6 +259,7 @@ def layout_of(partition: Partition, graph: Graph, split: str | np.ndarray = "tra
     return Layout(
         method=partition.method,
         exact=True,
+        hot=hot_rows(partition, hot_frac) if hot_frac else None,
         parts=tuple(
             PartShape(
                 rows=int(partition.num_nodes[p]),

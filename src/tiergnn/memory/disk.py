@@ -171,9 +171,11 @@ class DiskRows(RowStore):
         self._engine.each(give, self._fills_of(index, gap_bytes=0))
 
     def _close(self) -> None:
-        self._file.close(remove=self._own)
-        if self._on_close is not None:
-            self._on_close()
+        try:
+            self._file.close(remove=self._own)
+        finally:
+            if self._on_close is not None:
+                self._on_close()
 
     def _fills(self, first: int, last: int, *, cut: bool) -> Iterator[Fill]:
         engine = self._engine

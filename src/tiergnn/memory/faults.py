@@ -45,12 +45,15 @@ class FaultPlan:
 
 
 class Faulty:
-    """The two calls of the system under a plan: ``Engine(calls=Faulty(plan).calls)``."""
+    """The two calls of the system under a plan: ``Engine(calls=Faulty(plan).calls)``.
+
+    ``counts`` says how many of each there were; another ``plan`` may take over between them.
+    """
 
     def __init__(self, plan: FaultPlan):
-        self._plan = plan
+        self.plan = plan
         self._lock = threading.Lock()
-        self._counts = {"read": 0, "write": 0}
+        self.counts = {"read": 0, "write": 0}
 
     @property
     def calls(self) -> Calls:
@@ -58,8 +61,8 @@ class Faulty:
 
     def _fault(self, action: str, faults: Mapping[int, str]) -> str | None:
         with self._lock:
-            number = self._counts[action]
-            self._counts[action] += 1
+            number = self.counts[action]
+            self.counts[action] += 1
         fault = faults.get(number)
         if fault in ("eio", "enospc"):
             code = errno.EIO if fault == "eio" else errno.ENOSPC
@@ -67,7 +70,7 @@ class Faulty:
         return fault
 
     def _read(self, handle: int, buffers: Sequence[Any], offset: int) -> int:
-        fault = self._fault("read", self._plan.reads)
+        fault = self._fault("read", self.plan.reads)
         count = os.preadv(handle, buffers, offset)
         if fault == "short" and count > 1:
             count //= 3 if count > 2 else 2
@@ -77,7 +80,7 @@ class Faulty:
         return count
 
     def _write(self, handle: int, buffers: Sequence[Any], offset: int) -> int:
-        fault = self._fault("write", self._plan.writes)
+        fault = self._fault("write", self.plan.writes)
         if fault == "short":
             return os.pwritev(handle, [buffers[0][: len(buffers[0]) // 2 // 4096 * 4096]], offset)
         if fault == "flip":

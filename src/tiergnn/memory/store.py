@@ -24,14 +24,14 @@ PIECE_BYTES = 8 * 2**20  # most that a request holds beside its rows
 class Damaged(StoreError):  # noqa: N818 - it says what the rows are
     """Rows that are not what was written: ``store`` lost rows ``first`` to ``last``, exclusive.
 
-    What they came from is still there: an executor computes them again from the layer below.
+    What they came from is still there: an executor makes them again.
     """
 
     def __init__(self, problem: str, *, culprit: str, store: str, first: int, last: int):
         super().__init__(
             problem,
             culprit=culprit,
-            hint="compute these rows again; check the disk (dmesg, smartctl)",
+            hint="check the disk (dmesg, smartctl), or use a folder on another one",
         )
         self.store, self.first, self.last = store, first, last
 
@@ -257,9 +257,10 @@ def encode(values: Tensor, stored: Tensor, name: str) -> None:
     if narrow and values.device.type == stored.device.type == "cpu":
         lost = torch.isinf(stored) & torch.isfinite(values)
         if bool(lost.any()):
+            lost, wide = lost.reshape(len(lost), -1), values.reshape(len(lost), -1)
             row, column = torch.nonzero(lost)[0].tolist()
             raise ConfigError(
-                f"{name}: float16 holds values up to 65504, had {float(values[row, column]):g} "
+                f"{name}: float16 holds values up to 65504, had {float(wide[row, column]):g} "
                 f"in column {column}",
                 hint="bfloat16 or float32 storage",
             )

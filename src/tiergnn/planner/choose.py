@@ -6,11 +6,11 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
-from tiergnn.errors import PlanError, unknown
+from tiergnn.errors import ConfigError, PlanError, unknown
 from tiergnn.graph.shape import GraphShape, Layout, expected_layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner import pareto
@@ -20,7 +20,7 @@ from tiergnn.planner.keeping import recomputes
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.refusal import refusal
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.known import STRATEGIES
+from tiergnn.planner.strategies.known import KNOBS, STRATEGIES
 from tiergnn.planner.ways import staged
 from tiergnn.units import format_bytes, format_seconds
 from tiergnn.workload import Extent, Workload
@@ -75,12 +75,15 @@ def _uncollected() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Choosing:
-    """All that a choice is made from. ``layout_of`` gives the graph in so many parts.
+    """All that a choice is made from. ``layout_of`` gives the graph in so many parts, with so many
+    hot rows counted.
 
     ``storage`` names dtypes that rows may be stored in off the device, at the price of exactness;
-    without any, every plan gives the numbers of one device. ``thorough`` tries the slow places too,
-    for a frontier; with ``fewer`` plans may leave some of the ranks out. ``prepared`` is the
-    workload where rows that the graph and its features decide are made once, if there are any.
+    without any, every plan gives the numbers of one device. ``hot_frac`` of the rows stay on the
+    device, of the strategies that can; None: what pays is looked for. ``thorough`` tries the slow
+    places too, for a frontier; with ``fewer`` plans may leave some of the ranks out. ``prepared``
+    is the workload where rows that the graph and its features decide are made once, if there are
+    any.
     """
 
     workload: Workload
@@ -89,8 +92,9 @@ class Choosing:
     ranks: int = 1
     factors: tuple[tuple[str, float], ...] = ()
     storage: tuple[str, ...] = ()
+    hot_frac: float | None = None
     prepared: Workload | None = None
-    layout_of: Callable[[int], Layout] | None = None
+    layout_of: Callable[[int, float], Layout] | None = None
     notes: tuple[str, ...] = ()
     scratch: str = ""  # the folder on the disk tier, for the plans that use it
     thorough: bool = False
@@ -98,15 +102,20 @@ class Choosing:
     most_parts: int = 64  # what they pass to each other grows with their square
     most_slices: int = 32
 
-    def layout(self, num_parts: int) -> Layout:
+    def layout(self, num_parts: int, hot_frac: float = 0.0) -> Layout:
         """The graph in so many parts, counted or drawn up once."""
-        if num_parts not in self._layouts:
-            made = self.layout_of or partial(expected_layout, self.shape)
-            self._layouts[num_parts] = made(num_parts)
-        return self._layouts[num_parts]
+        if self.layout_of is None:
+            hot_frac = 0.0  # expected of any layout
+        if (num_parts, hot_frac) not in self._layouts:
+            self._layouts[num_parts, hot_frac] = (
+                expected_layout(self.shape, num_parts)
+                if self.layout_of is None
+                else self.layout_of(num_parts, hot_frac)
+            )
+        return self._layouts[num_parts, hot_frac]
 
     @cached_property
-    def _layouts(self) -> dict[int, Layout]:
+    def _layouts(self) -> dict[tuple[int, float], Layout]:
         return {}
 
     def trial(self, name: str, knobs: Knobs, workload: Workload | None = None) -> Trial:
@@ -116,7 +125,7 @@ class Choosing:
             knobs=knobs,
             workload=workload or self.workload,
             shape=self.shape,
-            layout=self.layout(max(knobs.parts, knobs.ranks)),
+            layout=self.layout(max(knobs.parts, knobs.ranks), knobs.hot_frac),
             machine=self.machine,
             factors=dict(self.factors),
             notes=self.notes,
@@ -143,6 +152,11 @@ class Choosing:
         for name in strategies:
             if name not in STRATEGIES:
                 raise unknown("strategy", name, STRATEGIES)
+        able = [name for name in STRATEGIES if not self.hot_frac or "hot_frac" in KNOBS[name]]
+        if strategies and not set(able) & set(strategies):
+            raise ConfigError(
+                f"{strategies[0]} has no hot rows", hint=" or ".join(able) + ", or no hot_frac"
+            )
         found = []
         with _uncollected():
             for count in self.counts:
@@ -150,7 +164,7 @@ class Choosing:
                 if strategies and not self.fewer:
                     known = tuple(strategies)  # what does not go with the number of ranks says so
                 for name in known:
-                    if not strategies or name in strategies:
+                    if name in able and (not strategies or name in strategies):
                         found += self._of(name, count)
         return found
 

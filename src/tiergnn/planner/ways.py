@@ -21,6 +21,7 @@ _BLOCKS = 2  # of rows for each slice of columns: about as much is at hand of ei
 _TOLERANCE = 1.05  # of what two cuts tell of a third
 _LYING = 0.9  # of what is held off the device: rows that lie there; the rest passes through
 _FITTING = 2  # cuts that fit: the fewest, and twice as many
+_HOT = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # shares of all rows that may stay on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def ways_of(asked: Choosing, name: str) -> list[Way]:
     """Those of a strategy on a machine, the cheapest first."""
     graph = tuple(s.index for s in asked.workload.stages if s.kind == "graph")
     ways = [
+        *([Way("topology", "turns", ("device",))] if name == "sliced" else []),
         Way("topology", "host", ("device",)),
         Way("recompute", graph, ("host", "disk")),
         Way("gradients", "buckets", ("host",)),
@@ -59,27 +61,47 @@ def staged(asked: Choosing, name: str) -> Iterator[Trial]:
     """Trials of a strategy, place by place, as rows are computed and in each dtype of storage.
 
     A farther place is slower: it is tried where none nearer fits, or all of them when ``thorough``.
-    Where none fits at all, the finest cut in parts of the farthest tells how much would do.
+    Where none fits at all, the finest cut in parts of the farthest tells how much would do. The
+    fastest is tried with hot rows as well, as many as the device has room for.
     """
-    search, any_fits, tried = _Search(asked, name), False, set()
+    search, fastest, tried = _Search(asked, name), None, set()
     ways = ways_of(asked, name)
-    places = [place for count in range(len(ways) + 1) for place in combinations(ways, count)]
+    places = [
+        place
+        for count in range(len(ways) + 1)
+        for place in combinations(ways, count)
+        if len({way.knob for way in place}) == count  # of a knob's values one
+    ]
     for dtype in (None, *asked.storage):
         stored = () if dtype is None else (Way("storage", dtype, ("host", "disk")),)
         for place in places:
             fits = False
             for trial in search.at((*stored, *place)):
-                fits |= trial.plan is not None
+                if trial.plan is not None:
+                    fits = True
+                    fastest = min(filter(None, (fastest, trial)), key=lambda one: one.seconds)
                 tried.add(trial.knobs)
                 yield trial
-            any_fits |= fits
             if fits and not asked.thorough:
                 break
-    if not any_fits:
+    if fastest is None:
         dtypes = [Way("storage", dtype, ()) for dtype in asked.storage[-1:]]
         finest = search.cuts((*dtypes, *ways))[-1]
         if finest not in tried:
             yield asked.trial(name, finest)
+    elif asked.hot_frac is None and "hot_frac" in KNOBS[name]:
+        yield from _hot(asked, fastest)
+
+
+def _hot(asked: Choosing, trial: Trial) -> Iterator[Trial]:
+    """A trial with as many rows of every tensor that is gathered as there is room for staying."""
+    workload, held = asked.workload, trial.tried.peak_bytes["device"]
+    names = {name for stage in workload.stages for name in stage.gathers}
+    row_bytes = sum(workload.row_kind(name).row_bytes for name in names)
+    room = asked.machine.tier("device").available_bytes - held
+    shares = [share for share in _HOT if share * asked.shape.num_nodes * row_bytes <= room]
+    if shares and trial.knobs.parts > 1:
+        yield asked.trial(trial.strategy, replace(trial.knobs, hot_frac=shares[-1]))
 
 
 @dataclass(slots=True)
@@ -125,6 +147,8 @@ class _Search:
     def cuts(self, place: Place) -> list[Knobs]:
         """Parts, or slices with blocks of rows: each time twice as many."""
         base = replace(Knobs(), **{way.knob: way.value for way in place})
+        if "hot_frac" in KNOBS[self.name]:
+            base = replace(base, hot_frac=self.asked.hot_frac or 0.0)
         if self.name == "sliced":
             return [
                 replace(base, slices=n, parts=_BLOCKS * n)

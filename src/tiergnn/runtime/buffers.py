@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from tiergnn.errors import PlanError
+from tiergnn.errors import PlanError, StoreError
 from tiergnn.memory.device import Arena
 from tiergnn.memory.lives import Life, lay_out
 from tiergnn.memory.scratch import Scratch
@@ -114,7 +115,8 @@ class Buffers:
             values, self._values = self._values, {}
         for value in values.values():
             if isinstance(value, RowStore):
-                value.close()
+                with suppress(StoreError):  # what failed first is what is told
+                    value.close()
         self._arena = None
         self._memory.close()
 
@@ -293,12 +295,12 @@ class Buffers:
         return torch.Size((count, holds.columns[1] - holds.columns[0]))
 
     def _dtype(self, buffer: Buffer) -> torch.dtype:
-        """As computed, or narrower where the schedule made room for less."""
+        """As computed, or as stored off the device and in hot rows."""
         holds = buffer.holds
         assert holds is not None
         rows = self._rows[holds.of]
         count = self._parts.count(holds, rows.of)
-        if buffer.tier == "device":
+        if buffer.tier == "device" and holds.what is not What.HOT:
             return rows.dtype
         if holds.of in self._inputs and holds.what not in _GRADS:
             return self._inputs[holds.of]

@@ -16,6 +16,7 @@ from tiergnn.kernels.block import Block
 from tiergnn.memory.disk import DiskRows
 from tiergnn.memory.pinning import page_bytes, process_pinning
 from tiergnn.memory.scratch import Scratch
+from tiergnn.memory.store import Damaged
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.parts import Parts, moved, pinned, sort_edges
 from tiergnn.runtime.rows import Rows
@@ -23,6 +24,9 @@ from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Buffer
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
+
+_ROWS = (What.ROWS, What.HOT)
+_EDGES = (What.TOPOLOGY, What.OUT_EDGES)
 
 
 class Given:
@@ -48,10 +52,10 @@ class Given:
         there, and in host memory, since sorting them takes several times their bytes."""
         given = [(b, b.holds) for b in schedule.buffers if b.given and b.holds is not None]
         for _, holds in given:
-            if holds.what is not What.ROWS and self._device.type == "cuda":
+            if holds.what in _EDGES and self._device.type == "cuda":
                 sort_edges(self._parts.block(holds.part), out=holds.what is What.OUT_EDGES)
         for buffer, holds in given:
-            if holds.what is What.ROWS:
+            if holds.what in _ROWS:
                 key = holds, buffer.tier
                 if key not in self._rows:
                     self._rows[key] = self._input(buffer, holds)
@@ -73,7 +77,11 @@ class Given:
         return self._blocks[part]
 
     def _input(self, buffer: Buffer, holds: Content) -> Tensor | DiskRows:
-        """What a buffer holds of an input: as it is stored, or on the device as it is read."""
+        """What a buffer holds of an input: as it is stored, or on the device as it is read, but for
+        hot rows."""
+        if holds.what is What.HOT:
+            assert isinstance(self._parts, Parts)
+            return self._x.stored[self._parts.hot.gids].to(self._device)
         rows = self._own(holds.of, holds.part)
         columns = slice(*(holds.columns or (None,)))
         if holds.columns is not None:
@@ -112,6 +120,13 @@ class Given:
         table = self._scratch.table(f"{holds}", len(rows), width, rows.dtype)
         table.write(slice(None), rows.reshape(len(rows), width))
         return table
+
+    def mend(self, lost: Damaged) -> None:
+        """Write rows of the graph again that the disk has damaged; of other rows nothing."""
+        for (holds, tier), table in self._rows.items():
+            if tier == "disk" and isinstance(table, DiskRows) and table.name == lost.store:
+                rows = self._own(holds.of, holds.part)[lost.first : lost.last]
+                table.write(slice(lost.first, lost.last), rows.reshape(len(rows), table.width))
 
     def close(self) -> None:
         """Give pinned memory back."""

@@ -8,7 +8,9 @@ Legend: V nodes, E edges, D features, C outputs, P rows of one part.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,18 @@ from torch import Tensor, nn
 
 from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.csr import Graph
+from tiergnn.graph.hot import hot_mask
 from tiergnn.graph.partition import METHODS, Partition, partition
 from tiergnn.graph.shape import layout_of
 from tiergnn.kernels.block import wrap
-from tiergnn.kernels.dropout import step_key
+from tiergnn.kernels.dropout import Key, step_key
 from tiergnn.memory.scratch import Scratch
 from tiergnn.models.meter import meter
 from tiergnn.models.trace import Program, trace
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.known import EVALUATIONS, KNOBS, STRATEGIES
+from tiergnn.runtime.again import until_sound
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.given import Given
@@ -96,7 +100,8 @@ class Staged:
             method = plan.layout.method if plan.layout.method in METHODS else "block"
             parts = partition(graph, plan.knobs.parts, method)
         self._order = torch.from_numpy(parts.order.astype(np.int64))
-        layout = layout_of(parts, graph, np.asarray(labelled))
+        hot_frac = plan.knobs.hot_frac
+        layout = layout_of(parts, graph, np.asarray(labelled), hot_frac=hot_frac)
         self._x = Rows(graph.x, torch.device("cpu"), dtype, normalize=normalize_rows)
         self._edges: dict[str, Rows | Tensor] = {}
         if graph.edge_weight is not None:
@@ -126,6 +131,7 @@ class Staged:
                 if plan.machine.disk is None
                 else plan.machine.tier("disk").available_bytes,
             )
+            weakref.finalize(self, self._scratch.close)  # of a run that failed, or was forgotten
         self._memory = HostMemory(self.device)
         self._given = Given(self._x, self._edges, self.parts, self.device, self._scratch)
         with out_of_memory(self.device, "loading the graph"):
@@ -148,7 +154,9 @@ class Staged:
         """The parts as blocks, or all rows together where the schedule has buffers of these."""
         contents = [b.holds for b in self.schedule.buffers if b.holds is not None]
         if not any(c.what is What.ROWS and c.part < 0 for c in contents):
-            return Parts(parts, edge_ids=edge_ids)
+            hot_frac = self.plan.knobs.hot_frac
+            hot = hot_mask(parts, hot_frac) if hot_frac else None
+            return Parts(parts, edge_ids=edge_ids, hot=hot)
         chunks = any(c.what is What.TOPOLOGY and c.part >= 0 for c in contents)
         return Whole(parts, edge_ids=edge_ids, chunks=chunks)
 
@@ -187,11 +195,19 @@ class Staged:
 
         ``share(out, part)`` is a part's share of the loss, of its output rows [P, ...]. A step that
         fails, or that ``stop_when`` ends (it raises Stopped), leaves the model's buffers as they
-        were.
+        were. Raises StoreError for a disk that fails.
         """
-        with buffers_put_back(self.model), out_of_memory(self.device, "training"):
+        with out_of_memory(self.device, "training"):
             self.model.train(True)
-            return float(self._walks[True].run(step_key(self.seed, step, self.device), share))
+            return float(self._run(True, step_key(self.seed, step, self.device), share))
+
+    def _run(self, training: bool, key: Key | None, share: Share | None) -> Tensor:
+        """A pass; where rows are kept on a disk that damages some, again."""
+        walk = partial(self._walks[training].run, key, share)
+        if self._scratch is not None:
+            return until_sound(walk, self.model, self._given.mend)
+        with buffers_put_back(self.model):
+            return walk()
 
     def stop_when(self, stopped: Callable[[], bool]) -> None:
         """Ask this between the actions of a training step, and give the step up if it is so."""
@@ -205,13 +221,13 @@ class Staged:
     @torch.no_grad()
     def infer(self) -> Tensor:
         """The output [V, C] in evaluation mode, in host memory. Raises PlanError where none was
-        asked for."""
+        asked for, StoreError for a disk that fails."""
         if False not in self._walks:
             raise PlanError("this run has no evaluation", hint="evaluates=True")
         with out_of_memory(self.device, "evaluating"):
             self.model.train(False)
             walk = self._walks[False]
-            walk.run(None, None)
+            self._run(False, None, None)
             out: Tensor | None = None
             start = 0
             for rows in walk.answers():

@@ -116,7 +116,7 @@ class StagedWalk:
                     raise PlanError(
                         f"nothing says what {name} holds",
                         culprit=str(action),
-                        hint="a plan without hot_frac",
+                        hint="a schedule that tiergnn wrote",
                     )
         self._streams = {lane: torch.cuda.Stream(buffers.device) for lane in lanes if cuda}
         self.stopped: Callable[[], bool] = lambda: False  # asked before every action

@@ -110,7 +110,8 @@ class Transfers:
         if there is None or there.what is not What.SOURCES:
             return False
         assert isinstance(self._parts, Parts)
-        of_others = [self._buffers.holds(name).part != there.part for name in action.reads]
+        held = [holds for _, holds in self._buffers.contents(action.reads)]
+        of_others = [holds.what is What.ROWS and holds.part != there.part for holds in held]
         values = [self._buffers.get(name) for name in action.reads]
         return (
             all(of_others)
@@ -119,13 +120,13 @@ class Transfers:
         )
 
     def _gather(self, action: Action) -> int:
-        """All rows that a part reads of others, by one kernel."""
+        """All rows that a part is brought of others, by one kernel."""
         (target,) = action.writes
         assert isinstance(self._parts, Parts)
         there = self._buffers.holds(target)
         rows = self._buffers.room(target)
         assert isinstance(rows, Tensor)
-        room = rows[self._parts.num_rows[there.part] :]
+        room = rows[self._parts.halo(there.part)]
         sources = sorted(action.reads, key=lambda name: self._buffers.holds(name).part)
         tables = tuple(self._buffers.get(name) for name in sources)
         at, shift = self._parts.halo_places(there.part)
@@ -142,6 +143,8 @@ class Transfers:
         here, there = self._buffers.holds(source), self._buffers.holds(target)
         if here.what in _TOPOLOGY:
             return self._copy_topology(here, target)
+        if What.HOT in (here.what, there.what):
+            return self._copy_hot(source, target)
         alike = (here.part, here.columns) == (there.part, there.columns)
         if here.what in _OWN and there.what in _OWN and not alike:
             return self._copy_common(source, target)
@@ -155,12 +158,10 @@ class Transfers:
         rows: Tensor | None = None
         if here.what is What.ROWS and there.what is What.SOURCES:
             assert isinstance(self._parts, Parts)
-            places = self._parts.places(there.part, here.part)
+            places = self._parts.brought(there.part, here.part)
             room, rows = room[places.low : places.high], places.rows
         elif here.what is What.SOURCES_GRAD and there.what is What.BUCKET:
-            assert isinstance(self._parts, Parts)
-            places = self._parts.places(here.part, there.owner)
-            value = value[places.low : places.high]
+            return self._copy_bucket(value, room, target)
         into = self._buffers.tier(target) == "device"
         if into:
             decode = self._decode.get(here.of) if self._buffers.tier(source) != "device" else None
@@ -168,6 +169,39 @@ class Transfers:
         else:
             encode(value, room, target)
         return len(room) * _row_bytes(value if into else room)
+
+    def _copy_bucket(self, value: Tensor, room: Tensor, target: str) -> int:
+        """What a part gives to the gradient of an owner's rows, which stand in a place or two."""
+        assert isinstance(self._parts, Parts)
+        there, done = self._buffers.holds(target), 0
+        for places in self._parts.places(there.part, there.owner):
+            count = places.high - places.low
+            encode(value[places.low : places.high], room[done : done + count], target)
+            done += count
+        return done * _row_bytes(room)
+
+    def _copy_hot(self, source: str, target: str) -> int:
+        """Rows that stay on the device, as they are stored: of those that were made there, or to
+        those that a part reads."""
+        assert isinstance(self._parts, Parts)
+        here, there = self._buffers.holds(source), self._buffers.holds(target)
+        value, room = self._buffers.get(source), cast(Tensor, self._buffers.room(target))
+        keeps = there.what is What.HOT
+        if keeps:
+            low, high, rows = self._parts.hot.of(here.part)
+        else:
+            low, high, rows = self._parts.stays(there.part)
+        decode = self._decode.get(here.of)
+        for first, last in _pieces(high - low, _row_bytes(value), whole=False):
+            some = value.index_select(0, rows[first:last].to(value.device, non_blocking=True))
+            into = room[low + first : low + last]
+            if keeps:
+                encode(some, into, target)
+            elif decode is None:
+                convert(some, into)
+            else:
+                into.copy_(decode(some, slice(None)))
+        return 0
 
     def _copy_common(self, source: str, target: str) -> int:
         """The rows and columns that both hold, of their own numbers of either."""
@@ -216,22 +250,16 @@ class Transfers:
         here, there = self._buffers.holds(source), self._buffers.holds(target)
         values, total = self._buffers.get(source), self._buffers.get(target)
         assert isinstance(self._parts, Parts)
-        places = self._parts.places(here.part, there.part)
-        if here.what is What.SOURCES_GRAD:
-            values = values[places.low : places.high]
-        if not values.numel():
-            return
         width = values.shape[1:].numel()
         values, total = values.reshape(len(values), width), total.view(len(total), width)
-        if total.dtype in (torch.float32, torch.float64) and values.dtype == total.dtype:
-            if places.rows is None:
-                total += values
-            else:
-                add_rows(total, places.rows, values, torch.arange(len(values)))
-        elif places.rows is None:
-            total.copy_(total.float() + values)
-        else:
-            total[places.rows] = (total[places.rows].float() + values).to(total.dtype)
+        done = 0
+        for places in self._parts.places(here.part, there.part):
+            count = places.high - places.low
+            # Of a bucket, what it has of each place stands one after the other.
+            first = places.low if here.what is What.SOURCES_GRAD else done
+            if count:
+                _add_to(total, places.rows, values[first : first + count])
+            done += count
 
 
 def move_pieces(slices: list[Tensor], block: Tensor, into: bool) -> int:
@@ -254,6 +282,19 @@ def move_pieces(slices: list[Tensor], block: Tensor, into: bool) -> int:
                 _copy_all(some, passing.unbind(0))
             first += len(some) * width
     return sum(one.numel() * one.element_size() for one in slices if one.device.type == "cpu")
+
+
+def _add_to(total: Tensor, rows: Tensor | None, values: Tensor) -> None:
+    """Add rows [N, D] to ``rows`` of host memory, or to all of them."""
+    if total.dtype in (torch.float32, torch.float64) and values.dtype == total.dtype:
+        if rows is None:
+            total += values
+        else:
+            add_rows(total, rows, values, torch.arange(len(values)))
+    elif rows is None:
+        total.copy_(total.float() + values)
+    else:
+        total[rows] = (total[rows].float() + values).to(total.dtype)
 
 
 def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

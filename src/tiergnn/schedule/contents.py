@@ -13,26 +13,31 @@ from tiergnn.errors import PlanError
 
 class What(StrEnum):
     """ROWS are a part's own rows of a tensor (of nodes or of edges), SOURCES the rows that a part
-    reads (its own first, then its halo), GRAD and SOURCES_GRAD their gradients, BUCKET what a part
-    gives to the gradient of the rows of an ``owner``. TOPOLOGY are a part's in-edges, OUT_EDGES its
-    out-edges. SUM is what an aggregation over all or a class of a part's edges leaves, of rows of a
-    tensor, and SUM_GRAD the gradient of all. HALO are rows of others that a part reads, HALO_GRAD
-    their gradient, RETURNED what readers gave back to a part, by reader; SHARE is what a class of
-    edges gives to the gradient of own rows. COLUMNS are the part's share of the columns of all rows
-    of a tensor, of its sums or of their gradients. REPLICAS are some ``rows`` of others that a part
-    keeps, of those that it reads those first that serve most of its edges; GRAD_REPLICAS are
-    likewise gradients of sums, of the rows that read its own. PART_MOMENTS are the moments that a
-    stage made of each part, MOMENTS those of all rows, MOMENTS_GRAD their gradient. SAVED is what a
-    stage keeps of a part for its backward.
+    reads (its own first, then its halo), HOT those that most parts read of others, of all parts,
+    GRAD and SOURCES_GRAD their gradients, BUCKET what a part gives to the gradient of the rows of
+    an ``owner``. TOPOLOGY are a part's in-edges, OUT_EDGES its out-edges, DEGREES how many in-edges
+    each row of all parts has. SUM is what an
+    aggregation over all or a class of a part's edges leaves, of rows of a tensor, and SUM_GRAD the
+    gradient of all. HALO are rows of others that a part reads, HALO_GRAD their gradient, RETURNED
+    what readers gave back to a part, by reader; SHARE is what a class of edges gives to the
+    gradient of own rows. COLUMNS are the part's share of the columns of all rows of a tensor, of
+    its sums or of their gradients. REPLICAS are some ``rows`` of others that a part keeps, of those
+    that it reads those first that serve most of its edges; GRAD_REPLICAS are likewise gradients of
+    sums, of the rows that read its own, and SUM_REPLICAS the sums of such rows, of which the part
+    makes replicas of what comes next. PART_MOMENTS are the moments that a stage made of each part,
+    MOMENTS those of all rows, MOMENTS_GRAD their gradient. SAVED is what a stage keeps of a part
+    for its backward.
     """
 
     ROWS = "rows"
     SOURCES = "sources"
+    HOT = "hot"
     GRAD = "grad"
     SOURCES_GRAD = "sources_grad"
     BUCKET = "bucket"
     TOPOLOGY = "topology"
     OUT_EDGES = "out_edges"
+    DEGREES = "degrees"
     SUM = "sum"
     SUM_GRAD = "sum_grad"
     HALO = "halo"
@@ -42,6 +47,7 @@ class What(StrEnum):
     COLUMNS = "columns"
     REPLICAS = "replicas"
     GRAD_REPLICAS = "grad_replicas"
+    SUM_REPLICAS = "sum_replicas"
     PART_MOMENTS = "part_moments"
     MOMENTS = "moments"
     MOMENTS_GRAD = "moments_grad"

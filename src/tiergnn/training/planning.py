@@ -55,6 +55,7 @@ def question(
     ranks: int = 1,
     parts: Parts = None,
     storage: tuple[str, ...] = (),
+    hot_frac: float | None = None,
     thorough: bool = False,
 ) -> Choosing:
     """All that plans are chosen from, as ``api.plan`` takes it. Raises as that does.
@@ -77,7 +78,7 @@ def question(
     counted = None
     fewer = thorough and ranks > 1 and parts is None
     if isinstance(graph, Graph) and fewer:
-        counted = cache(lambda num_parts: _as_ranks(graph, shape, split, num_parts))
+        counted = cache(lambda num_parts, _: _as_ranks(graph, shape, split, num_parts))
     elif isinstance(graph, Graph) and ranks > 1:
         layout = layout_of(parts_of(graph, ranks, parts), graph, split)
         counted = _only(layout)
@@ -95,6 +96,7 @@ def question(
         machine=found,
         ranks=ranks,
         storage=storage,
+        hot_frac=hot_frac,
         prepared=prepared,
         layout_of=counted,
         notes=tuple(notes),
@@ -274,10 +276,10 @@ def _as_ranks(graph: Graph, shape: GraphShape, split: Any, num_parts: int) -> La
     return layout_of(parts_of(graph, num_parts, None), graph, split)
 
 
-def _only(layout: Layout) -> Callable[[int], Layout]:
+def _only(layout: Layout) -> Callable[[int, float], Layout]:
     """The parts that the ranks have, whatever a strategy of one device would ask for."""
 
-    def count(num_parts: int) -> Layout:
+    def count(num_parts: int, hot_frac: float) -> Layout:
         if num_parts != layout.num_parts:
             raise PlanError(
                 f"the graph is in {layout.num_parts} parts, one a rank, wanted {num_parts}",
@@ -295,12 +297,12 @@ def _counted(graph: Graph, shape: GraphShape, notes: list[str]) -> Any:
             f"parts are estimated from degrees: counting {format_count(graph.num_edges)} edges "
             "for every number of parts would take longer than planning"
         )
-        return cache(lambda num_parts: expected_layout(shape, num_parts))
+        return cache(lambda num_parts, _: expected_layout(shape, num_parts))
 
-    def count(num_parts: int) -> Layout:
+    def count(num_parts: int, hot_frac: float) -> Layout:
         if num_parts == 1:
             return expected_layout(shape, 1)
-        return layout_of(partition(graph, num_parts, "block"), graph)
+        return layout_of(partition(graph, num_parts, "block"), graph, hot_frac=hot_frac)
 
     return cache(count)
 

@@ -71,7 +71,14 @@ class Case:
 
 
 def graph_case(
-    num_nodes: int, num_edges: int, num_parts: int, labelled: int, seed: int, *, skew: float = 1.0
+    num_nodes: int,
+    num_edges: int,
+    num_parts: int,
+    labelled: int,
+    seed: int,
+    *,
+    skew: float = 1.0,
+    hot_frac: float = 0.0,
 ) -> Case:
     """A random graph, its nodes dealt to parts at random: some parts may have none."""
     draw = np.random.default_rng(seed)
@@ -87,7 +94,7 @@ def graph_case(
         splits={"train": train},
     )
     partition = Partition(graph=graph, part_of=owners, num_parts=num_parts)
-    return Case(shape_of(graph), layout_of(partition, graph))
+    return Case(shape_of(graph), layout_of(partition, graph, hot_frac=hot_frac))
 
 
 @st.composite

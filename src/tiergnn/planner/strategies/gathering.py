@@ -1,7 +1,7 @@
-"""Gathering: what a part reads, brought to the device; and the rows that never leave it.
+"""Gathering: what a part reads, brought to the device; and the rows that stay there.
 
-``h0.p3.in`` are the rows of h0 that part 3 reads, its own first; ``h0.hot`` the rows most read of
-all parts, which are filled as they are made.
+``h0.p3.in`` are the rows of h0 that part 3 reads, its own first; ``h0.hot`` those that most parts
+read of others, kept as they are stored from when they are made until their last reader.
 
 Legend: P rows of one part, S source rows it reads.
 """
@@ -24,6 +24,8 @@ class Gathering:
     def __init__(self, draft: Draft, home: Home, *, piecewise: bool) -> None:
         self._draft, self._home, self._writer = draft, home, draft.writer
         self._piecewise = piecewise
+        frac = draft.knobs.hot_frac
+        self._rows = draft.layout.hot_rows(frac, draft.shape) if frac else None
         self._hot: dict[str, str] = {}  # tensor -> buffer of its hot rows
 
     def give_topology(self, part: int) -> None:
@@ -69,7 +71,8 @@ class Gathering:
         return buffer
 
     def gather(self, name: str, part: int) -> str:
-        """A part's own rows in one piece, and row by row those that it reads of other parts."""
+        """A part's own rows in one piece, and row by row those that it reads of other parts, but
+        for hot ones."""
         draft, shape = self._draft, self._draft.layout.parts[part]
         buffer = draft.take(
             f"{name}.p{part}.in", "activations", shape.sources * draft.row_bytes(name),
@@ -79,15 +82,16 @@ class Gathering:
             kind="move", amount=shape.rows * draft.stored_bytes(name), place=draft.link("h2d")
         )
         self.copy(Lane.H2D, part, [self._home.read(f"{name}.p{part}")], buffer, own)
-        owners = [q for q, rows in enumerate(shape.halo_of) if rows and q != part]
-        pulled = {q: shape.halo_of[q] - self.hot_of(name, part, q) for q in owners}
+        hot = self._read(name, part)
+        pulled = {q: rows - hot[q] for q, rows in enumerate(shape.halo_of) if q != part}
+        pulled = {q: rows for q, rows in pulled.items() if rows}
         if self._piecewise:
             for q, rows in pulled.items():
                 source = self._home.read(f"{name}.p{q}")
                 work = self._pull(name, rows * draft.stored_bytes(name))
                 self.copy(Lane.H2D, part, [source], buffer, work)
-        elif owners:
-            sources = [self._home.read(f"{name}.p{q}") for q in owners]
+        elif pulled:
+            sources = [self._home.read(f"{name}.p{q}") for q in pulled]
             work = self._pull(name, sum(pulled.values()) * draft.stored_bytes(name))
             self.copy(Lane.H2D, part, sources, buffer, work)
         return buffer
@@ -106,43 +110,48 @@ class Gathering:
 
     # Hot rows
 
-    def _hot_rows(self, part: int) -> int:
-        return int(self._draft.knobs.hot_frac * self._draft.layout.parts[part].rows)
-
-    def hot_of(self, name: str, part: int, owner: int) -> int:
-        """Hot rows of another part among those that a part reads: all of them, it is taken."""
-        if name not in self._hot:
-            return 0
-        return min(self._hot_rows(owner), self._draft.layout.parts[part].halo_of[owner])
-
     def heat(self, name: str, *, given: bool = False) -> None:
-        """Room for the hot rows of a tensor that is gathered; ``given`` ones are filled at once."""
-        draft = self._draft
-        rows = sum(map(self._hot_rows, draft.parts))
-        if not rows or not any(name in stage.gathers for stage in draft.workload.stages):
+        """Room for the hot rows of a tensor that is gathered; ``given`` ones are always there."""
+        draft, rows = self._draft, self._rows
+        if rows is None or not rows.count:
             return
-        self._hot[name] = draft.take(f"{name}.hot", "cache", rows * draft.row_bytes(name))
-        for part in draft.parts if given else ():
-            num_bytes = self._hot_rows(part) * draft.stored_bytes(name)
-            source = self._home.read(f"{name}.p{part}")
-            self.copy(Lane.H2D, part, [source], self._hot[name], self._pull(name, num_bytes))
+        if not any(name in stage.gathers for stage in draft.workload.stages):
+            return
+        num_bytes = rows.count * draft.stored_bytes(name)
+        holds = Content(What.HOT, name)
+        if given:
+            self._hot[name] = self._writer.given(
+                f"{name}.hot", 0, "device", "cache", num_bytes, holds=holds
+            )
+        else:
+            self._hot[name] = draft.take(f"{name}.hot", "cache", num_bytes, holds=holds)
 
     def keep_hot(self, name: str, part: int, rows: str) -> None:
         """The hot rows of a part that was just made."""
-        if name in self._hot:
-            self._copy_hot(name, part, rows, self._hot[name], self._hot_rows(part))
+        if name in self._hot and self._rows is not None and self._rows.owned[part]:
+            self._copy_hot(name, part, rows, self._hot[name], self._rows.owned[part])
 
     def add_hot(self, name: str, part: int, gathered: str) -> None:
-        """Hot rows among those that a part reads."""
-        parts = self._draft.parts
-        rows = sum(self.hot_of(name, part, owner) for owner in parts if owner != part)
-        if rows:
+        """Hot rows to the others that a part reads."""
+        if rows := sum(self._read(name, part)):
             self._copy_hot(name, part, self._hot[name], gathered, rows)
 
+    def cool(self, name: str) -> None:
+        """Give back the room of hot rows that nobody reads again."""
+        if name in self._hot:
+            self._writer.release(0, self._hot.pop(name))
+
+    def _read(self, name: str, part: int) -> tuple[int, ...]:
+        """Hot rows of a tensor that a part reads, by owner."""
+        if self._rows is None or name not in self._hot:
+            return (0,) * self._draft.layout.num_parts
+        return self._rows.read[part]
+
     def _copy_hot(self, name: str, part: int, source: str, target: str, rows: int) -> None:
-        moved = 2 * rows * self._draft.row_bytes(name)
+        moved = rows * (self._draft.row_bytes(name) + self._draft.stored_bytes(name))
         self.copy(Lane.COMPUTE, part, [source], target, Work(kind="stream", amount=moved))
 
     def close(self) -> None:
-        if self._hot:
-            self._writer.release(0, *self._hot.values())
+        """Give back what is left, but for what was given."""
+        for name in [name for name in self._hot if name not in self._draft.workload.inputs]:
+            self.cool(name)

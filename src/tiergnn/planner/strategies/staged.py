@@ -88,6 +88,7 @@ class Staged:
                 given = name in self._draft.workload.inputs
                 if not given and self._last_reader(name) is stage:
                     self._drop(name)
+                    self._gathering.cool(name)
         for stage in self._stages:
             self._moments.free(stage)
         self._close()
@@ -285,8 +286,10 @@ class Staged:
             self._run_backward(visit, wanted)
         self._graded.update(wanted)
         for name in dict.fromkeys((*stage.gathers, *stage.reads)):
-            given = name in draft.workload.inputs
-            if not given and draft.users(name)[0] is stage and self._home.has(f"{name}.p0"):
+            if name in draft.workload.inputs or draft.users(name)[0] is not stage:
+                continue
+            self._gathering.cool(name)
+            if self._home.has(f"{name}.p0"):
                 self._drop(name)
 
     def _alone(self, name: str, stage: StageWork) -> bool:
