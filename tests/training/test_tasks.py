@@ -102,3 +102,12 @@ def test_a_split_has_one_loss_asked_for_alone_or_with_the_others(graph, weight):
     run = tg.train(graph, net(graph), epochs=2, class_weight=weight, **QUIET)
     for split in ("val", "test"):
         assert run.evaluate(split)[split] == run.evaluate()[split] == run.metrics[split]
+
+
+def test_balanced_weights_of_a_graph_without_a_training_split(graph, tmp_path):
+    """It is evaluated all the same: what is asked for is counted instead."""
+    tg.train(graph, "gcn", epochs=2, class_weight="balanced", out=tmp_path / "r", **QUIET)
+    lone = replace(graph, splits={"test": graph.splits["test"]})
+    found = tg.evaluate(tmp_path / "r", graph=lone, split="test")["test"]
+    assert found["loss"] > 0
+    assert found["accuracy"] == tg.evaluate(tmp_path / "r", graph=graph)["test"]["accuracy"]

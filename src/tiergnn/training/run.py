@@ -145,10 +145,7 @@ class Run:
             if split is not None and split not in splits:
                 raise unknown("split", split, dict.fromkeys(known))
             splits = splits if split is None else {split: splits[split]}
-        weighed = None
-        if options.class_weight is not None:  # one loss, whichever split is asked for
-            weighed = choose_splits(self.graph, options.split, options.seed)["train"]
-        scoring = scoring_of(self.graph, splits, _judged_on(self._resident), options, weighed)
+        scoring = scoring_of(self.graph, splits, _judged_on(self._resident), options)
         with on_threads(self._threads, told=not isinstance(self._resident, Crew)):
             out = self._resident.infer()
             scoring.check_output(out, self.graph.num_nodes)

@@ -19,7 +19,7 @@ from tiergnn.graph.csr import Graph
 from tiergnn.training.criteria import class_weights, make_criterion
 from tiergnn.training.metrics import MORE, OURS, check_metric, compute, compute_more, metric_mode
 from tiergnn.training.options import Options
-from tiergnn.training.splits import labelled
+from tiergnn.training.splits import labelled, training_nodes
 
 _log = logging.getLogger("tiergnn")
 Mode = Literal["max", "min"]
@@ -218,13 +218,12 @@ class Scoring:
 
 
 def scoring_of(
-    graph: Graph,
-    splits: Mapping[str, np.ndarray],
-    device: torch.device,
-    options: Options,
-    weighed: np.ndarray | None = None,
+    graph: Graph, splits: Mapping[str, np.ndarray], device: torch.device, options: Options
 ) -> Scoring:
     """As ``options`` have it, of outputs on ``device``. Raises ConfigError."""
+    weighed = None
+    if isinstance(options.class_weight, str) and "train" not in splits:
+        weighed = training_nodes(graph, options.split, options.seed)
     scoring = Scoring(
         graph,
         splits,

@@ -59,6 +59,14 @@ def choose_splits(graph: Graph, split: Any, seed: int) -> dict[str, np.ndarray]:
     return chosen
 
 
+def training_nodes(graph: Graph, split: Any, seed: int) -> np.ndarray | None:
+    """Those of the training split of ``choose_splits``; None where a graph has none."""
+    try:
+        return choose_splits(graph, split, seed)["train"]
+    except ConfigError:
+        return None
+
+
 def _stored(graph: Graph, which: str) -> dict[str, np.ndarray]:
     """The splits named train, val, test, or train.K and so on; K = 0 when only such are there."""
     numbered = sorted(
