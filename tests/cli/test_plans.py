@@ -201,6 +201,7 @@ def test_a_run_by_a_plan_shows_predicted_beside_measured(cli, graph, tmp_path):
                "--out", run, "--quiet")  # fmt: skip
     assert done.code == 0, done.err
     assert "predicted:" in done.out
+    assert "its code included" in done.out
     plain = cli("train", graph, "--model", "gcn", *options, "--epochs", 3, "--out",
                 tmp_path / "plain", "--quiet", "--json").json  # fmt: skip
     planned = json.loads((run / "result.json").read_text())
@@ -246,6 +247,9 @@ def test_budgets_of_a_run_make_its_plan(cli, graph, tmp_path, monkeypatch):
     assert done.json["losses"] == pytest.approx(want, rel=1e-5)
     assert done.json["predicted"]["strategy"] in ("grinnder", "hongtu")
     assert done.json["peak_bytes"]["device"] <= 3 * 2**20
+    told = cli("resume", run, "--epochs", 4, "--quiet").out
+    assert "predicted:" in told
+    assert "its code included" not in told  # what is held is counted
     assert not list(scratch.iterdir())
     hot = cli("train", graph, *short, *budgets[:2], "--hot-frac", 0.1, "--out", tmp_path / "hot")
     assert hot.code == 0, hot.err

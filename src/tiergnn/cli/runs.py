@@ -246,9 +246,10 @@ def show_run(run: Run, output: Output) -> None:
         told[0] += f", of the fullest rank; {run.transport}"
     if run.plan is not None:
         planned = ", ".join(f"{tier} {format_bytes(n)}" for tier, n in run.plan.peak_bytes.items())
+        process = set(run.peak_bytes) == {"host"}  # else counted, or of the device's allocator
         told.append(
             f"predicted: {format_seconds(run.plan.seconds)} each; at most {planned} of tensors"
-            + ("; measured is the process, its code included" if "host" in run.peak_bytes else "")
+            + ("; measured is the process, its code included" if process else "")
         )
     folder = shell_word(run.path)
     told += [
