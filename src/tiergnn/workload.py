@@ -180,6 +180,7 @@ class StageWork:
     moments_of: str = ""  # the rows whose moments, named ``s{index}``, it makes before it runs
     statistics: tuple[str, ...] = ()  # moments that it reads, of this stage or earlier ones
     divisible: bool = False  # the graph operation is a sum that adds up over sets of edges
+    by_degrees: bool = False  # its row-local code asks of edges only how many each row has
     before: tuple[str, ...] = ()  # of what a columnwise stage reads: up to its operation,
     after: tuple[str, ...] = ()  # and after it
 

@@ -39,6 +39,7 @@ def test_counted_as_metered(name, hidden, layers):
             assert getattr(ours, field) == getattr(theirs, field), (theirs.index, field)
         assert ours.columnwise == theirs.columnwise
         assert ours.divisible == theirs.divisible
+        assert ours.by_degrees == theirs.by_degrees
         assert (ours.moments_of, ours.statistics) == (theirs.moments_of, theirs.statistics)
         assert ours.parameter_bytes == theirs.parameter_bytes
         for way in ("forward", "backward"):

@@ -112,13 +112,18 @@ def dealt(graph: Graph, num_ranks: int, seed: int) -> Partition:
 
 
 def knobs_of(way: str, num_ranks: int) -> tuple[str, Knobs]:
-    """A strategy and what of the rows it caches: "halo", "leo 0.1 0.2" (on device and host)."""
+    """A strategy, what of the rows it caches on device and host, and what refreshes those: "halo",
+    "leo 0.1 0.2 inputs"."""
     strategy, *shares = way.split()
     if not shares:
         return strategy, Knobs(ranks=num_ranks)
-    device, host = map(float, shares)
-    caches = {"device_cache_frac": device, "host_cache_frac": host}
-    return strategy, Knobs(ranks=num_ranks, exchange="outputs", **caches)
+    device, host, *exchange = shares
+    return strategy, Knobs(
+        ranks=num_ranks,
+        device_cache_frac=float(device),
+        host_cache_frac=float(host),
+        exchange=exchange[0] if exchange else "outputs",
+    )
 
 
 def ranked(

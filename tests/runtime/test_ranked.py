@@ -9,12 +9,13 @@ import torch
 from tests.runtime.ranking import compare, ranked, start_processes
 from tests.runtime.staging import OF_EDGES, random_graph
 from tiergnn.errors import RankError
+from tiergnn.planner.strategies.known import KNOBS
 from tiergnn.schedule.actions import Op
 from tiergnn.schedule.check import peaks
 
 # Dropout in all; BatchNorm and residuals in deep, BatchNorm in gin; maxima in stacked; weights that
 # are learned in weighted, given ones in data.
-STRATEGIES = ("halo", "nfp", "mgg", "uva", "leo 0.1 0.2")
+STRATEGIES = ("halo", "nfp", "mgg", "uva", "leo 0.1 0.2", "leo 0.1 0.2 inputs")
 CASES = [
     ("halo", "gcn", 1), ("halo", "gcn", 2), ("halo", "gat", 3), ("halo", "gatv2", 2),
     ("halo", "deep", 4), ("halo", "gin", 3), ("halo", "stacked", 3), ("halo", "weighted", 2),
@@ -27,15 +28,22 @@ CASES = [
 ]  # fmt: skip
 
 
+MOVING = [
+    *((strategy, "gcn", None) for strategy in STRATEGIES),
+    *((way, "gcn", "float32") for way in STRATEGIES if "storage" in KNOBS[way.split()[0]]),
+    ("halo", "gat", None), ("mgg", "gat", None), ("uva", "gat", None), ("uva", "gat", "float32"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("strategy", "model", "num_ranks"), CASES)
 def test_exact(strategy, model, num_ranks):
     """Directed graphs with loops, repeats and nodes without edges; parts at random."""
     compare(model, random_graph(40, 150, 1, edges=model in OF_EDGES), strategy, num_ranks)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_is_moved_and_held_is_the_plans(strategy):
-    found, plan = ranked("gcn", random_graph(60, 300, 2), strategy, 3)
+@pytest.mark.parametrize(("strategy", "model", "storage"), MOVING)
+def test_what_is_moved_and_held_is_the_plans(strategy, model, storage):
+    found, plan = ranked(model, random_graph(60, 300, 2), strategy, 3, storage=storage)
     for rank, seen in enumerate(found):
         for action, moved in seen.moved:
             if action.op in (Op.EXCHANGE, Op.COPY, Op.AGGREGATE, Op.BACKWARD, Op.ACCUMULATE):
@@ -71,16 +79,6 @@ def test_recomputed_stages():
     compare("gcn", random_graph(40, 150, 5), "halo", 3, recompute=(1, 2))
 
 
-@pytest.mark.parametrize("knobs", [{"pipeline": False}, {"recompute": (1, 2)}], ids=str)
-def test_caches_otherwise(knobs):
-    compare("deep", random_graph(40, 150, 5), "leo 0.1 0.2", 3, **knobs)
-
-
-def test_caches_that_sums_refresh_are_refused():
-    with pytest.raises(RankError, match="ranks fill no cache like sum"):
-        ranked("gcn", random_graph(40, 150, 1), "leo 0.1 0.2", 3, exchange="inputs")
-
-
 def test_a_plan_of_other_ranks_is_refused():
     with pytest.raises(RankError, match="the plan is for 3 ranks, there are 2"):
         ranked("gcn", random_graph(40, 150, 1), "halo", 3, started=2)
@@ -88,7 +86,7 @@ def test_a_plan_of_other_ranks_is_refused():
 
 @pytest.mark.parametrize(
     ("transport", "strategies"),
-    [("shared", ("mgg", "uva", "leo 0.1 0.2")), ("gloo", ("halo", "nfp"))],
+    [("shared", ("mgg", "uva")), ("gloo", ("halo", "nfp"))],
 )
 def test_processes(transport, strategies, tmp_path):
     cases = [(strategy, "gcn") for strategy in strategies]

@@ -59,6 +59,7 @@ class Block:
     num_graph_edges: int | None = None  # of the whole graph; None: num_edges
     turn: int = 0  # source j is row (j + turn) mod S of what is gathered: see ``rows``
     whole: Block | None = field(default=None, repr=False)  # whose rows these are
+    degrees: Tensor | None = None  # int64 [P, 2] of rows whose edges are elsewhere: see ``bare``
     handle: int = field(init=False, repr=False, default=0)  # names it in ops: see ``by_handle``
 
     def __post_init__(self) -> None:
@@ -89,6 +90,19 @@ class Block:
         """The living block that has this handle."""
         return _blocks[handle]
 
+    @classmethod
+    def bare(cls, degrees: Tensor, gid: Tensor, *, num_graph_nodes: int) -> Block:
+        """Rows without their edges, for row-local code: of those they know how many there are,
+        ``degrees`` int64 [P, 2], with and without loops."""
+        return cls(
+            rowptr=torch.zeros(len(gid) + 1, dtype=torch.int64, device=gid.device),
+            col=torch.zeros(0, dtype=torch.int32, device=gid.device),
+            num_src=len(gid),
+            dst_gid=gid,
+            num_graph_nodes=num_graph_nodes,
+            degrees=degrees,
+        )
+
     @property
     def num_dst(self) -> int:
         return self.rowptr.numel() - 1
@@ -104,7 +118,7 @@ class Block:
     @cached_property
     def in_degree(self) -> Tensor:
         """int64 [P]: in-edges of every row; duplicates and loops count."""
-        return self.rowptr.diff()
+        return self.rowptr.diff() if self.degrees is None else self.degrees[:, 0]
 
     @property
     def edge_dst(self) -> Tensor:
@@ -225,6 +239,8 @@ class Block:
     def without_loops(self) -> Block:
         """This block less its self-loops, to sum rows over: what edges carry, and which ones of the
         graph they are, stays behind. Itself when there are none."""
+        if self.degrees is not None:
+            return replace(self, degrees=self.degrees[:, 1:].expand(-1, 2))
         keep = self.col != self.edge_dst
         if bool(keep.all()):
             return self

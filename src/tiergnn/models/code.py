@@ -80,6 +80,12 @@ class Code:
         return any(n.op in ("get_attr", "call_module") for n in self.nodes)
 
     @property
+    def by_degrees(self) -> bool:
+        """Whether it asks nothing of edges but how many each row has."""
+        asked = [*self.nodes, *self._inputs]
+        return not any(fact(n).kind in ("edges", "edge count") for n in asked)
+
+    @property
     def _inputs(self) -> list[Node]:
         """What its nodes read and none of them makes, but for rows of sources."""
         found: dict[Node, None] = {}

@@ -229,7 +229,7 @@ class _Cut:
             **self._fields(code),
         )
         if not graph:
-            return stage
+            return replace(stage, by_degrees=code.by_degrees)
         halves = halves_of(code, index)
         self.between |= {name: rows_of(name, node) for name, node in halves[0].writes.items()}
         sums, adjoint = sums_of(code, index), adjoint_of(code, index)
@@ -241,6 +241,7 @@ class _Cut:
             columns=self._divided(stage, columns_of(code, index)),
             adjoint=replace(stage, **self._fields(adjoint)) if adjoint and divisible else None,
             divisible=divisible,
+            by_degrees=bool(sums) and sums[1].by_degrees,
         )
 
     def _fields(self, code: Code) -> dict[str, Any]:

@@ -352,6 +352,7 @@ class _Fits:
             moments_of=of,
             statistics=stage.statistics,
             divisible=stage.divisible,
+            by_degrees=stage.by_degrees,
         )
 
 

@@ -98,6 +98,9 @@ class Stage:
     halves: tuple[Stage, ...] = field(default=(), repr=False)
     sums: tuple[Stage, ...] = field(default=(), repr=False)
     divisible: bool = field(default=False, repr=False)
+    # Whether row-local code (of ``sums`` the second) asks of edges only how many each row has, so
+    # that it runs on rows whose edges are elsewhere: ``Block.bare``.
+    by_degrees: bool = field(default=False, repr=False)
     skips_loops: bool = field(default=False, repr=False)  # of the edges that it goes over
     columns: tuple[Stage, ...] = field(default=(), repr=False)
     adjoint: Stage | None = field(default=None, repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +20,7 @@ from tiergnn.planner.keeping import recomputes
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.refusal import refusal
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.known import KNOBS, STRATEGIES
+from tiergnn.planner.strategies.known import KNOBS, STRATEGIES, TRIED
 from tiergnn.planner.ways import staged
 from tiergnn.units import format_bytes, format_seconds
 from tiergnn.workload import Extent, Workload
@@ -184,22 +184,33 @@ class Choosing:
 
     def _ranked(self, name: str, ranks: int) -> Iterator[Trial]:
         """One part a rank; stages run again where keeping everything does not fit, or when
-        ``thorough``. Of ``leo`` with the caches that pay in the room that is left."""
+        ``thorough``. Of a strategy with caches with those that pay in the room that is left."""
         part = max(self.layout(ranks).parts, key=lambda one: one.edges)
         extent = Extent(part.rows, part.sources, part.edges)
-        # Ranks do not refresh caches with sums of the stage before.
-        exchange = "outputs" if name == "leo" else "narrower"
-        for dtype in (None, *self.storage):
+        for dtype in (None, *(self.storage if "storage" in KNOBS[name] else ())):
             for recompute in self._recomputes(self.workload, extent, _RECOMPUTES_OF_RANKS):
-                knobs = Knobs(ranks=ranks, storage=dtype, recompute=recompute, exchange=exchange)
-                bare = self.trial(name, knobs)
+                bare = self.trial(name, Knobs(ranks=ranks, storage=dtype, recompute=recompute))
                 yield bare
                 if bare.plan is None:
                     continue
-                if name == "leo":
-                    yield from (self.trial(name, each) for each in caches(bare.plan))
+                if "device_cache_frac" in KNOBS[name]:
+                    yield from self._cached(bare.plan)
                 if not self.thorough:
                     break
+
+    def _cached(self, bare: Plan) -> Iterator[Trial]:
+        """A plan without caches with those that pay, and the fastest of them otherwise."""
+        tried = [self.trial(bare.strategy, knobs) for knobs in caches(bare)]
+        yield from tried
+        fitting = [trial for trial in tried if trial.plan is not None]
+        if not fitting:
+            return
+        found = min(fitting, key=lambda trial: trial.seconds)
+        for knob, values in TRIED.get(bare.strategy, {}).items():
+            for value in values:
+                other = self.trial(bare.strategy, replace(found.knobs, **{knob: value}))
+                if other.plan is None or other.tried.schedule != found.tried.schedule:
+                    yield other
 
     def _recomputes(self, workload: Workload, extent: Extent, most: int) -> list[tuple[int, ...]]:
         """Sets of stages to run again, none of them first."""

@@ -150,6 +150,7 @@ class _Sketch:
                 moments_of=moments_of,
                 statistics=(f"s{index}",) if moments_of else (),
                 divisible=op.startswith(("sum", "mean")),
+                by_degrees=not op.startswith("gat"),
                 before=reads if kind == "graph" and len(gathers) > 1 else (),
                 after=reads if kind == "graph" and len(gathers) == 1 else (),
             )

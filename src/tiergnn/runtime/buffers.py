@@ -156,6 +156,10 @@ class Buffers:
     def width(self, name: str) -> int:
         return self._rows[name].width
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a tensor of the program, as it is computed with."""
+        return self._rows[name].dtype
+
     def of_edges(self, name: str) -> bool:
         return self._rows[name].of == "edges"
 

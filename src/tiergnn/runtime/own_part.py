@@ -99,7 +99,7 @@ class OwnPart:
             return self.block.num_edges
         if content.what in _OF_SOURCES:
             return self.rows_of[content.part] + sum(self.reads[content.part])
-        if content.what in (What.ROWS, What.SUM_GRAD):
+        if content.what in (What.ROWS, What.SUM, What.SUM_GRAD):
             return self.rows_of[content.part]
         if content.what in _OF_HALO:
             return self.block.num_src - self.block.num_dst

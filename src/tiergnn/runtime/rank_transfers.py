@@ -27,7 +27,7 @@ from tiergnn.transport.transport import Transport, rows_bytes
 
 _CHANNEL = "peer"
 _BROUGHT = (What.HALO, What.SOURCES)
-_REPLICAS = (What.REPLICAS, What.GRAD_REPLICAS)
+_REPLICAS = (What.REPLICAS, What.GRAD_REPLICAS, What.SUM_REPLICAS)
 
 # (kind, numbers) of replicas -> owner -> which of them, and where those lie there
 Where = Mapping[tuple[What, tuple[int, int]], Mapping[int, tuple[Tensor, Tensor]]]
@@ -234,17 +234,20 @@ class RankTransfers:
         room: Any = self._buffers.room(target)
         wanted = part.halo_rows.split(part.reads_of)
         places = room[part.num_rows :].split(part.reads_of)
+        read = 0
         for name in action.reads:
             owner, rows = self._buffers.holds(name).part, self._buffers.get(name)
             if owner == part.rank:
                 room[: part.num_rows] = rows
-            elif not len(places[owner]):
                 continue
-            elif rows.device == room.device:
+            read += len(places[owner]) * rows_bytes(rows)
+            if not len(places[owner]):
+                continue
+            if (rows.device, rows.dtype) == (room.device, room.dtype):
                 torch.index_select(rows, 0, wanted[owner], out=places[owner])
             else:
                 gather(rows, wanted[owner], out=places[owner])
-        return len(part.halo_rows) * rows_bytes(room)
+        return read
 
     def _publish(self, source: str, target: str) -> int:
         """Own rows to where all ranks read them."""
@@ -266,14 +269,15 @@ class RankTransfers:
         holds = self._buffers.holds(target)
         room: Any = self._buffers.room(target)
         where = self._where[holds.what, holds.rows]
+        moved = len(room) * rows_bytes(room) if self._buffers.tier(target) == "host" else 0
         for name in action.reads:
             owner = self._buffers.holds(name).part
             if owner in where:
                 at, rows = where[owner]
                 found = self._buffers.get(name).detach().index_select(0, rows)
+                moved += len(found) * rows_bytes(found)
                 room.index_copy_(0, at, found.to(room.device, room.dtype))
-        ways = 2 if self._buffers.tier(target) == "host" else 1
-        return ways * len(room) * rows_bytes(room)
+        return moved
 
     def zero(self, action: Action) -> None:
         """Gradients of parameters are not ours to clear: they add to what the caller left."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import Key
 from tiergnn.kernels.table import RowTable
 from tiergnn.models.passes import Kept, cut, run_backward, run_forward, starts
@@ -20,6 +21,7 @@ from tiergnn.models.stages import Stage
 from tiergnn.models.trace import Program
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.own_part import OwnPart
+from tiergnn.runtime.shared_rows import read_by_others
 from tiergnn.runtime.source_classes import SourceClass, SourceClasses, cut_of
 from tiergnn.runtime.visits import Share
 from tiergnn.schedule.actions import Action, Op
@@ -34,7 +36,8 @@ TABLES = (
 
 
 class RankVisits:
-    """Stages of ``program`` on a rank's part, as its actions of one schedule say."""
+    """Stages of ``program`` on a rank's part, as its actions of one schedule say. ``replicated``
+    are the rows of others whose row-local code runs here, too, without their edges."""
 
     def __init__(
         self,
@@ -44,9 +47,11 @@ class RankVisits:
         part: OwnPart,
         classes: SourceClasses,
         out: SourceClasses | None,
+        replicated: Block | None,
     ):
         self._stages = {stage.index: stage for stage in program.stages}
         self._buffers, self._part, self._classes, self._out = buffers, part, classes, out
+        self._replicated, self._shown = replicated, read_by_others(schedule)
         self._makers = {
             f"s{stage.index}": stage.statistic.name
             for stage in program.stages
@@ -133,7 +138,7 @@ class RankVisits:
         rows = tables[0] if len(tables) == 1 else RowTable(tables)
         given: Any = {stage.gathers[0]: rows}
         (made,) = stage.run(chosen.block, self._key, given, chosen.edges).values()
-        return made
+        return made.to(self._buffers.dtype(stage.gathers[0]))  # of rows that are stored narrower
 
     def _read_of_others(self, action: Action, chosen: SourceClass, rows: Tensor) -> int:
         """A row that lies at another rank, or in host memory, is read there for every edge."""
@@ -143,9 +148,38 @@ class RankVisits:
         )
         return chosen.block.num_edges * rows_bytes(rows) if others else 0
 
-    def update(self, action: Action) -> None:
-        """The row-local rest of a stage, from the sums of all classes."""
+    def update(self, action: Action) -> int:
+        """The row-local rest of a stage, from the sums of all classes; or on replicas."""
+        if action.slice >= 0:
+            return self._run_on_replicas(action)
         self._run(action)
+        return 0
+
+    def _run_on_replicas(self, action: Action) -> int:
+        """Row-local code on rows of others, from their sums or from replicas of what it reads;
+        nothing is kept for backward. Gives the bytes that came from host memory."""
+        stage, block = self._stages[action.stage], self._replicated
+        assert block is not None, str(action)
+        own = {self._makers[of]: m for of, m in self._held(action, What.MOMENTS).items()}
+        pieces: dict[str, list[Tensor]] = {}
+        moved = 0
+        kinds = (What.REPLICAS, What.SUM_REPLICAS)
+        for name, holds in self._buffers.contents(action.reads, *kinds):
+            rows: Tensor = self._buffers.get(name)
+            moved += len(rows) * rows_bytes(rows) if self._buffers.tier(name) == "host" else 0
+            rows = rows.to(block.device, self._buffers.dtype(holds.of))
+            if holds.what is What.SUM_REPLICAS:
+                stage, own[f"sum.s{action.stage}"] = stage.sums[1], rows
+            else:
+                pieces.setdefault(holds.of, []).append(rows)
+        own |= {of: rows[0] if len(rows) == 1 else torch.cat(rows) for of, rows in pieces.items()}
+        with torch.no_grad():
+            written = stage.run(block, self._key, {}, own)
+        for name, holds in self._buffers.contents(action.writes, What.REPLICAS):
+            first, last = holds.rows or (0, block.num_dst)
+            rows = written[holds.of][first:last]
+            self._buffers.put(name, rows if last - first == block.num_dst else rows.clone())
+        return moved
 
     def forward(self, action: Action) -> None:
         self._run(action)
@@ -190,8 +224,11 @@ class RankVisits:
                 self._buffers.put(name, written[holds.of].detach())
 
     def _total(self, names: list[str]) -> Tensor:
-        """The sums of all classes, in their order."""
+        """The sums of all classes, in their order; a copy of what others read where it lies, since
+        that is another buffer's when it is given back and backward may still read it."""
         total: Tensor = self._buffers.get(names[0]).detach()
+        if names[0] in self._shown:
+            total = total.clone()
         for name in names[1:]:
             total += self._buffers.get(name)
         return total

@@ -29,7 +29,7 @@ from tiergnn.models.meter import meter
 from tiergnn.models.trace import Program, trace
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.known import KNOBS, RANKED, STRATEGIES
+from tiergnn.planner.strategies.known import KNOBS, RANKED, SIMULATED, STRATEGIES
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.memory import out_of_memory
@@ -38,8 +38,8 @@ from tiergnn.runtime.own_part import OwnPart
 from tiergnn.runtime.rank_transfers import RankTransfers, Where
 from tiergnn.runtime.rank_visits import RankVisits
 from tiergnn.runtime.replicas import (
+    block_of_replicas,
     by_cuts,
-    check_replicas,
     replicas_in,
     replicas_of_inputs,
     replicated,
@@ -133,11 +133,13 @@ class Ranked:
             self._classes, self._out = self._cut(parts)
             self._where: Where = {}
             self._fixed: dict[Content, Tensor] = {}
+            self._replicated: Block | None = None
             if self._reach is not None:
                 into, out = self._reach
                 given = self._schedules, self.part
                 self._where = replicated(*given, into, out)
                 self._fixed = replicas_of_inputs(*given, into, self._inputs.rows, transport)
+                self._replicated = block_of_replicas(*given, into, transport)
         self._reach = None  # its edges are in the classes
         self._action = ""
         self._stopped: Callable[[], bool] = lambda: False
@@ -208,7 +210,6 @@ class Ranked:
 
     def _walk(self, training: bool, schedule: Schedule) -> StagedWalk:
         check(schedule, self.plan.machine)
-        check_replicas(schedule)
         machine, narrow = self.plan.machine, self.plan.knobs.storage
         storage = None if narrow is None else getattr(torch, narrow)
         program = self.programs[training]
@@ -234,7 +235,9 @@ class Ranked:
             program, buffers, self.part, self._transport, model=self.model, storage=storage,
             where=self._where,
         )  # fmt: skip
-        visits = RankVisits(program, schedule, buffers, self.part, self._classes, self._out)
+        visits = RankVisits(
+            program, schedule, buffers, self.part, self._classes, self._out, self._replicated
+        )
         more = {
             Op.AGGREGATE: visits.aggregate,
             Op.UPDATE: visits.update,
@@ -367,6 +370,12 @@ class Ranked:
 def _check_plan(plan: Plan, graph: Graph, transport: Transport) -> None:
     if plan.strategy not in RANKED:
         raise PlanError(f"{plan.strategy} is not carried out by ranks", hint=", ".join(RANKED))
+    for knob in plan.knobs.changed:
+        if why := SIMULATED.get(plan.strategy, {}).get(knob):
+            raise PlanError(
+                f"{plan.strategy} with {knob} is simulated alone: {why}",
+                hint=f"a plan of {plan.strategy} without {knob}",
+            )
     if graph.x is None:
         raise ConfigError("the graph has no node features", hint="features='degree'")
     if plan.knobs.ranks != transport.size:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tiergnn.errors import PlanError
 from tiergnn.kernels.block import Block
 from tiergnn.runtime.own_part import OwnPart
 from tiergnn.runtime.rank_transfers import Where
@@ -29,16 +27,6 @@ def replicas_in(schedule: Schedule, *, given: bool = False) -> list[Content]:
     """What ranks keep of rows of others; ``given``: from the beginning."""
     held = [b.holds for b in schedule.buffers if b.holds is not None and (b.given or not given)]
     return [holds for holds in held if holds.rows is not None]
-
-
-def check_replicas(schedule: Schedule) -> None:
-    """Raises PlanError where caches are filled otherwise than by rows from where those lie."""
-    for buffer in schedule.buffers:
-        if buffer.kind == "cache" and buffer.holds is None:
-            raise PlanError(
-                f"ranks fill no cache like {buffer.name}: from sums, or by pages of unified memory",
-                hint="leo with exchange='outputs', and not managed",
-            )
 
 
 def by_cuts(
@@ -86,13 +74,38 @@ def replicas_of_inputs(
     """Others' rows of inputs that are there from the beginning. All ranks bring them together."""
     wanted = {holds for schedule in schedules for holds in replicas_in(schedule, given=True)}
     found: dict[Content, Tensor] = {}
-    place = np.sort(into.hot)  # as they are brought
     for name in sorted({holds.of for holds in wanted}):
-        own = inputs[name].cpu()[part.sent_rows.cpu()]
-        brought = transport.exchange(own, part.sent_to, part.reads_of, tag=f"rows of {name}")
+        brought = _brought(inputs[name].cpu(), part, transport, name)
         for holds in wanted:
             if (holds.of, holds.part) == (name, part.rank) and holds.rows is not None:
-                numbers = np.searchsorted(place, into.hot[slice(*holds.rows)])
-                rows = brought[torch.from_numpy(numbers)]
+                rows = brought[into.brought(*holds.rows)]
                 found[holds] = rows.pin_memory() if part.device.type == "cuda" else rows
     return found
+
+
+def block_of_replicas(
+    schedules: Sequence[Schedule], part: OwnPart, into: Reach, transport: Transport
+) -> Block | None:
+    """The rows of others whose row-local code runs here, as a block without edges that knows their
+    degrees, which their owners tell. All ranks make theirs together; None where sums refresh none.
+    """
+    summed = [h for s in schedules for h in replicas_in(s) if h.what is What.SUM_REPLICAS]
+    if not summed:
+        return None
+    degree = into.block.in_degree
+    own = torch.stack([part.gid, degree, degree - into.loops()], dim=1)
+    told = _brought(own, part, transport, "degrees")
+    most = max((h.rows[1] for h in summed if h.rows and h.part == part.rank), default=0)
+    told = told[into.brought(0, most)].to(part.device)
+    return Block.bare(
+        told[:, 1:].contiguous(),
+        told[:, 0].contiguous(),
+        num_graph_nodes=part.block.num_graph_nodes or 0,
+    )
+
+
+def _brought(own: Tensor, part: OwnPart, transport: Transport, what: str) -> Tensor:
+    """Of rows in host memory that each rank has of its own ones [P, ...] those of the others' rows
+    that this part reads [H, ...], by owner."""
+    given = own[part.sent_rows.cpu()]
+    return transport.exchange(given, part.sent_to, part.reads_of, tag=f"rows of {what}")

@@ -79,6 +79,12 @@ class Reach:
     def num_rows(self) -> int:
         return self.starts[self.part + 1] - self.starts[self.part]
 
+    def loops(self) -> Tensor:
+        """int64 [P]: the edges from each own row to itself."""
+        row = np.repeat(np.arange(self.num_rows), self.block.in_degree.numpy())
+        row = row[self.block.col.numpy() == row + self.starts[self.part]]
+        return torch.from_numpy(np.bincount(row, minlength=self.num_rows))
+
     def shape(self, partition: Partition) -> PartShape:
         """Its counts; labels are not looked at."""
         owners = partition.part_of[partition.order[self.hot]]
@@ -122,6 +128,10 @@ class Reach:
             column[kept.numpy()].astype(np.int32 if num_src < 2**31 else np.int64)
         )
         return replace(self.block.only(kept), col=col, num_src=max(num_src, self.num_rows))
+
+    def brought(self, first: int, last: int) -> Tensor:
+        """Where those of others of these numbers stand among all that their owners send, int64."""
+        return torch.from_numpy(np.searchsorted(np.sort(self.hot), self.hot[first:last]))
 
     def where(self, first: int, last: int) -> dict[int, tuple[Tensor, Tensor]]:
         """Owner -> the numbers within [first, last) of its rows, and where those lie there."""

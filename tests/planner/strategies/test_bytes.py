@@ -357,7 +357,7 @@ def test_the_narrower_side_is_exchanged():
 
 def test_narrow_storage_halves_what_moves():
     workload, case = WORKLOADS["gcn"], graph_case(50, 300, 4, 20, seed=2)
-    for name, lane in (("halo", "peer_copy"), ("uva", "zero_copy"), ("mgg", "peer")):
+    for name, lane in (("halo", "peer_copy"), ("uva", "zero_copy")):
         full = write(name, workload, case)
         half = write(name, workload, case, storage="bfloat16")
 

@@ -28,7 +28,7 @@ class Classes:
         self.shares = lru_cache(maxsize=None)(partial(shares_of, ranked.draft))
 
     def stored(self, stage: StageWork) -> int:
-        """Bytes of a gathered row between ranks."""
+        """Bytes of a gathered row in host memory."""
         return self._ranked.rooms.sent_bytes(stage.gathers)
 
     def sums(
@@ -72,7 +72,7 @@ class Classes:
                     writes=[sums[3]],
                     after=after,
                     work=self._draft.remote_reads(
-                        rank, self.stored(stage), shares.remote_edges, leaving=leaving
+                        rank, self._draft.sum_bytes(stage), shares.remote_edges, leaving=leaving
                     ),
                 )
             )

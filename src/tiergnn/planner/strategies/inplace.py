@@ -13,7 +13,8 @@ from collections.abc import Callable
 from tiergnn.planner.strategies.classes import Classes
 from tiergnn.planner.strategies.ranked import Gathered, Ranked
 from tiergnn.planner.strategies.reading import Reading
-from tiergnn.planner.strategies.shares import Replicas, replicas_of
+from tiergnn.planner.strategies.refreshing import Held, Refreshing
+from tiergnn.planner.strategies.shares import Replicas, forget, replicas_of
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.workload import StageWork
 
@@ -24,10 +25,10 @@ class InPlace:
     def __init__(self, ranked: Ranked) -> None:
         self._ranked, self._draft, self._writer = ranked, ranked.draft, ranked.writer
         self._knobs = ranked.draft.knobs
-        self._held: dict[tuple[str, int], Replicas] = {}  # (first gathered tensor, rank)
-        self._summed: dict[int, str] = {}  # rank -> sums of its replicas, on their way
+        self._held: Held = {}
         self._whole = Reading(ranked, self)
         self._by = Classes(ranked)
+        self._refreshing = Refreshing(ranked, self._by, self._held)
 
     def give(self) -> None:
         for rank in self._ranked.ranks:
@@ -37,6 +38,7 @@ class InPlace:
                 first = (*stage.gathers, "")[0]
                 if self._fixed(stage) and (first, rank) not in self._held:
                     self._held[first, rank] = replicas_of(self._draft, stage, rank, given=True)
+        self._refreshing.give()
 
     def _fixed(self, stage: StageWork) -> bool:
         """Whether a stage gathers inputs alone: their replicas never change."""
@@ -55,6 +57,9 @@ class InPlace:
     def show(self, name: str, rank: int, buffer: str, num_bytes: int) -> str:
         return buffer
 
+    def row_bytes(self, name: str) -> int:
+        return self._draft.row_bytes(name)
+
     def reads(self, rank: int, rows_of: tuple[int, ...], row_bytes: int) -> list[Work]:
         return self._draft.reads_of(rank, rows_of, row_bytes)
 
@@ -67,18 +72,14 @@ class InPlace:
     # Sums
 
     def made(self, name: str) -> None:
-        """The rest of a stage for the replicas whose sums were exchanged."""
-        maker = next((s for s in self._draft.workload.stages if name in s.writes), None)
-        if not self._summed or maker is None or name != maker.writes[-1]:
-            return
-        user = self._user(maker)
-        assert user is not None
-        for rank, sums in self._summed.items():
-            self._update_replicas(maker, user, rank, sums)
-        self._summed = {}
+        self._refreshing.made(name)
 
     def dropped(self, name: str, rank: int) -> None:
         """Replicas go when they have been read; nothing else is held."""
+
+    def summed(self, stage: StageWork, sums: dict[int, list[str]]) -> None:
+        if self._refreshing.begins(stage):
+            self._refreshing.exchange(stage, sums)
 
     def sums(self, stage: StageWork, op: Op) -> dict[int, list[str]]:
         rows = self._ranked.rows
@@ -122,17 +123,12 @@ class InPlace:
             self._writer.meet(Op.BARRIER, f"{tag}.out", Lane.PEER, after=read)
         for rank in ranks:
             replicas = held[rank][0]
-            if replicas.given or (op is Op.AGGREGATE and self._exchanges_sums(stage)):
-                continue  # what updates replicas reads their rows once more
-            self._forget(replicas, rank)
+            if replicas.given or (op is Op.AGGREGATE and self._refreshing.begins(stage)):
+                continue  # what comes of them may read them once more
+            forget(self._writer, rank, replicas)
             if op is not Op.BACKWARD:
                 self._held.pop((stage.gathers[0], rank), None)
         return sums
-
-    def _forget(self, replicas: Replicas, rank: int) -> None:
-        buffers = [b for b in (replicas.device, replicas.host) if b]
-        if buffers:
-            self._writer.release(rank, *buffers)
 
     # Replicas
 
@@ -160,7 +156,7 @@ class InPlace:
             (held.host, shares.host_rows, Lane.D2H),
         ):
             if buffer:
-                row = self._by.stored(stage)
+                row = self._draft.sum_bytes(stage)
                 work = self._draft.remote_reads(rank, row, rows, leaving=leaving)
                 if lane is Lane.D2H:
                     size = rows * self._by.stored(stage)
@@ -179,125 +175,3 @@ class InPlace:
                     )
                 )
         return held, copies
-
-    # Sums exchanged instead of rows
-
-    def _user(self, maker: StageWork) -> StageWork | None:
-        """The stage that gathers what a stage writes."""
-        stages = self._draft.workload.stages
-        return next((s for s in stages if s.divisible and s.gathers[0] in maker.writes), None)
-
-    def _exchanges_sums(self, stage: StageWork) -> bool:
-        """Whether replicas of what a stage writes are updated from its sums, not copied."""
-        knobs, user = self._knobs, self._user(stage)
-        if user is None or not stage.divisible or knobs.managed or self._draft.num_ranks == 1:
-            return False
-        if not knobs.device_cache_frac + knobs.host_cache_frac or knobs.exchange == "outputs":
-            return False
-        able = set(stage.reads) <= set(stage.gathers) and set(user.gathers) <= set(stage.writes)
-        narrower = self._draft.sum_bytes(stage) < self._by.stored(user)
-        return able and (knobs.exchange == "inputs" or narrower)
-
-    def summed(self, stage: StageWork, sums: dict[int, list[str]]) -> None:
-        """Exchange the sums of replicas, if those are what refreshes them."""
-        if not self._exchanges_sums(stage) or (stage.gathers[0], 0) not in self._held_now(stage):
-            return
-        draft, ranks = self._draft, self._ranked.ranks
-        for rank in ranks:
-            first, *more = sums[rank]
-            if more:
-                size = draft.layout.parts[rank].rows * draft.sum_bytes(stage)
-                self._writer.add(
-                    rank,
-                    Lane.COMPUTE,
-                    Op.ACCUMULATE,
-                    stage=stage.index,
-                    part=rank,
-                    reads=sums[rank],
-                    writes=[first],
-                    work=[Work(kind="stream", amount=(len(more) + 2) * size)],
-                )
-                self._writer.release(rank, *more)
-                del sums[rank][1:]
-        met = self._writer.meet(
-            Op.BARRIER, f"s{stage.index}.sums.in", Lane.PEER,
-            reads={r: sums[r] for r in ranks}, after=dict.fromkeys(ranks, ()),
-        )  # fmt: skip
-        copies = {}
-        for rank in ranks:
-            shares = self._by.shares(rank, False)
-            rows = shares.device_rows + shares.host_rows
-            self._summed[rank] = draft.take(
-                f"sum.s{stage.index}.cache.p{rank}", "cache", rows * draft.sum_bytes(stage),
-                rank=rank,
-            )  # fmt: skip
-            copies[rank] = [
-                self._writer.add(
-                    rank,
-                    Lane.PEER if self._knobs.asynchronous else Lane.COMPUTE,
-                    Op.COPY,
-                    stage=stage.index,
-                    part=rank,
-                    reads=[name for r in ranks if r != rank for name in sums[r]],
-                    writes=[self._summed[rank]],
-                    after=[met[rank]],
-                    work=self._draft.remote_reads(rank, self._by.stored(stage), rows),
-                )
-            ]
-        self._writer.meet(Op.BARRIER, f"s{stage.index}.sums.out", Lane.PEER, after=copies)
-
-    def _held_now(self, stage: StageWork) -> dict[tuple[str, int], Replicas]:
-        return {key: held for key, held in self._held.items() if key[0] == stage.gathers[0]}
-
-    def _update_replicas(self, maker: StageWork, user: StageWork, rank: int, sums: str) -> None:
-        """The row-local rest of a stage once more, for the rows that this rank has replicas of."""
-        draft, shares = self._draft, self._by.shares(rank, False)
-        old = self._held[maker.gathers[0], rank]
-        new = replicas_of(draft, user, rank, given=False)
-        rows = shares.device_rows + shares.host_rows
-        passing = ""
-        if new.host:
-            passing = draft.take(
-                f"{user.gathers[0]}.chunk.p{rank}", "staging",
-                shares.host_rows * draft.sum_bytes(user), rank=rank,
-            )  # fmt: skip
-        work = draft.works(maker.forward, draft.dense(rows), kinds=("matmul", "stream"))
-        if old.host and maker.reads:
-            moved = shares.host_rows * self._by.stored(maker)
-            work.append(Work(kind="move", amount=moved, place=draft.link("h2d")))
-        replicas = [b for b in (old.device, old.host) if b and maker.reads]
-        parameters = [draft.own("parameters", rank)] if maker.parameter_bytes else []
-        moments = self._ranked.moments[rank].of(maker)
-        self._writer.add(
-            rank,
-            Lane.COMPUTE,
-            Op.UPDATE,
-            stage=maker.index,
-            part=rank,
-            slice=1,
-            reads=[sums, *replicas, *parameters, *moments],
-            writes=[b for b in (new.device, passing) if b],
-            work=work,
-        )
-        self._writer.release(rank, sums)
-        if new.host:
-            self._writer.add(
-                rank,
-                Lane.D2H,
-                Op.COPY,
-                stage=maker.index,
-                part=rank,
-                reads=[passing],
-                writes=[new.host],
-                work=[
-                    Work(
-                        kind="move",
-                        amount=shares.host_rows * self._by.stored(user),
-                        place=draft.link("d2h"),
-                    )
-                ],
-            )
-            self._writer.release(rank, passing, lane=Lane.D2H)
-        if not old.given:
-            self._forget(self._held.pop((maker.gathers[0], rank)), rank)
-        self._held[user.gathers[0], rank] = new

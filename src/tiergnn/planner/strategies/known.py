@@ -73,3 +73,10 @@ KNOBS: dict[str, tuple[str, ...]] = {
     "halo": halo.USES,
     "nfp": nfp.USES,
 }
+
+# name -> knobs and the values that are tried with the best caches, beside those that these were
+# chosen with: of the strategies that have caches (``device_cache_frac``).
+TRIED: dict[str, dict[str, tuple[str, ...]]] = {"leo": leo.TRIED}
+
+# name -> knobs with which a plan is simulated and never carried out, and why.
+SIMULATED: dict[str, dict[str, str]] = {"leo": leo.SIMULATED}

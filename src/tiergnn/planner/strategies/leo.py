@@ -2,8 +2,8 @@
 
 After LEO: the boundary rows that serve most edges are replicated, fresh every layer; all classes
 of sources are read side by side. The narrower of a stage's sums and its outputs refreshes the
-replicas, those of inputs are filled once, and backward has replicas of its own. With ``managed``
-the replicas are what unified memory makes of it, a model and no measurement.
+replicas (``refreshing``), those of inputs are filled once, and backward has replicas of its own.
+With ``managed`` the replicas are what unified memory makes of it, a model and no measurement.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ USES = (
     "ranks", "recompute", "storage", "pipeline", "device_cache_frac", "host_cache_frac",
     "asynchronous", "exchange", "managed",
 )  # fmt: skip
+
+# What of ``exchange`` is tried with the best caches, besides what they were chosen with.
+TRIED = {"exchange": ("outputs",)}
+
+SIMULATED = {
+    "managed": "it models the page faults of CUDA's unified memory, for comparisons; "
+    "no rank has its rows in such memory"
+}
 
 
 def write(

@@ -15,7 +15,7 @@ from tiergnn.planner.strategies.ranked import written
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import Workload
 
-USES = ("ranks", "recompute", "storage", "pipeline")
+USES = ("ranks", "recompute", "pipeline")
 
 
 def write(

@@ -32,6 +32,10 @@ class Shelf(Protocol):
         """Gradients of sources, put where others read them."""
         ...
 
+    def row_bytes(self, name: str) -> int:
+        """Of a row of a tensor, where others read it."""
+        ...
+
     def reads(self, rank: int, rows_of: tuple[int, ...], row_bytes: int) -> list[Work]:
         """What it takes to read so many rows of each rank."""
         ...
@@ -68,9 +72,7 @@ class Reading:
                         reads=[rows[name, rank], *others],
                         writes=[brought[rank][name]],
                         after=met[rank],
-                        work=self._shelf.reads(
-                            rank, halo_of, self._ranked.rooms.sent_bytes([name])
-                        ),
+                        work=self._shelf.reads(rank, halo_of, self._shelf.row_bytes(name)),
                     )
                 )
         self._meet(f"{tag}.out", after=copies)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.schedule.contents import Content, What
+from tiergnn.schedule.schedule import Writer
 from tiergnn.workload import StageWork
 
 
@@ -79,3 +80,10 @@ def replicas_of(
             buffer = draft.take(label, "cache", size, rank=rank, tier=tier, holds=holds)
         setattr(held, tier, buffer)
     return held
+
+
+def forget(writer: Writer, rank: int, replicas: Replicas) -> None:
+    """Give replicas back."""
+    buffers = [buffer for buffer in (replicas.device, replicas.host) if buffer]
+    if buffers:
+        writer.release(rank, *buffers)

@@ -110,6 +110,9 @@ class _Host:
         label = f"{name}.grad.p{rank}.in@host"
         return self._publish(label, rank, "gradients", num_bytes, buffer, holds)
 
+    def row_bytes(self, name: str) -> int:
+        return self._ranked.rooms.sent_bytes([name])
+
     def reads(self, rank: int, rows_of: tuple[int, ...], row_bytes: int) -> list[Work]:
         rows = sum(count for other, count in enumerate(rows_of) if other != rank)
         place = self._draft.link("zero_copy", "h2d")
