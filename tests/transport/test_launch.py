@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 
 import psutil
@@ -16,7 +19,7 @@ import pytest
 from tests.transport import jobs
 from tests.transport.contract import check_two_triangles_and_an_isolated_node
 from tests.transport.processes import FORKSERVER
-from tiergnn.errors import ConfigError
+from tiergnn.errors import ConfigError, RankError
 from tiergnn.transport.launch import launch
 from tiergnn.transport.place import place_of_torchrun
 
@@ -103,6 +106,25 @@ def test_torchrun_on_hosts_of_which_one_dies(tmp_path):
     assert (
         "gloo, 2 ranks (the ranks are on several hosts) StoreBoard" in (tmp_path / "0").read_text()
     )
+
+
+def test_ranks_that_die_before_they_have_read_what_to_do(monkeypatch):
+    resource_tracker.ensure_running()  # by Python, which ranks are not
+    monkeypatch.setattr(spawn, "_python_exe", os.fsencode(shutil.which("false") or ""))
+    much = bytes(10_000_000)  # more than a pipe holds
+    found: list[BaseException] = []
+
+    def start_ranks() -> None:
+        try:
+            launch(jobs.wrong_name, 2, (much,), transport="shared")
+        except RankError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=start_ranks, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "ended with exit code 1" in str(found[0])
 
 
 def test_memory_of_no_file():

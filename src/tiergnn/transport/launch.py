@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -30,7 +31,7 @@ from tiergnn.transport.failure import Failure
 from tiergnn.transport.pick import Choice, pick, probe
 from tiergnn.transport.place import Place, watch_of
 from tiergnn.transport.running import Target, leave, run_rank
-from tiergnn.transport.segment import Segment
+from tiergnn.transport.segment import Segment, open_segment
 from tiergnn.transport.transport import CHANNELS
 from tiergnn.transport.virtual import Virtual, World
 from tiergnn.transport.waiting import LEAVE_FRAC, TERM_FRAC, told
@@ -114,10 +115,11 @@ class _Job:
     ) -> None:
         self._place, self._board, self._look = place, board, look
         start: Any = context or multiprocessing.get_context("spawn")
+        self._given = _given(target, args)
         self._processes = [
             start.Process(
                 target=_rank_main,
-                args=(replace(place, rank=rank, local_rank=rank), target, tuple(args)),
+                args=(replace(place, rank=rank, local_rank=rank), self._given.address),
                 name=f"tiergnn-rank-{rank}",
             )
             for rank in range(place.size)
@@ -133,6 +135,7 @@ class _Job:
                 self._watch()
             finally:
                 self._kill()
+                self._given.close()
         self._look()
         codes = [process.exitcode for process in self._processes]
         if self._signum is not None and any(codes):
@@ -162,6 +165,7 @@ class _Job:
                     return
                 asked, ended_by = True, now + timeout_s * TERM_FRAC
                 self._send(signal.SIGTERM)
+        self._note_ends()  # of those that ended since
 
     def _note_ends(self) -> None:
         """A rank that ended otherwise than well, and did not say why, is a failure."""
@@ -219,8 +223,21 @@ class _Job:
                 signal.signal(number, before[number] or signal.SIG_DFL)
 
 
-def _rank_main(place: Place, target: Target, args: tuple[Any, ...]) -> None:
-    """A spawned rank, from its start to its end."""
+def _given(target: Target, args: Sequence[Any]) -> Segment:
+    """What ranks are to do, where they find it. A pipe would take it as well, but who writes more
+    to one than it holds waits for ever for a reader that has died."""
+    text = pickle.dumps((target, tuple(args)))
+    segment = Segment(len(text))
+    segment.memory[: len(text)] = text
+    return segment
+
+
+def _rank_main(place: Place, given: str) -> None:
+    """A spawned rank, from its start to its end; ``given`` is the address of what it does."""
+    memory, num_bytes, handle = open_segment(given)
+    os.close(handle)
+    target, args = pickle.loads(memory[:num_bytes])
+    memory.close()
     # A group of its own: Ctrl-C on a terminal comes to the launcher alone, which passes it on once.
     os.setpgrp()
     # Ranks of one host meet on its loopback, whatever its name resolves to.
