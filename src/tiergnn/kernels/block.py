@@ -91,7 +91,9 @@ class Block:
         return _blocks[handle]
 
     @classmethod
-    def bare(cls, degrees: Tensor, gid: Tensor, *, num_graph_nodes: int) -> Block:
+    def bare(
+        cls, degrees: Tensor, gid: Tensor, *, num_graph_nodes: int, num_graph_edges: int
+    ) -> Block:
         """Rows without their edges, for row-local code: of those they know how many there are,
         ``degrees`` int64 [P, 2], with and without loops."""
         return cls(
@@ -100,6 +102,7 @@ class Block:
             num_src=len(gid),
             dst_gid=gid,
             num_graph_nodes=num_graph_nodes,
+            num_graph_edges=num_graph_edges,
             degrees=degrees,
         )
 

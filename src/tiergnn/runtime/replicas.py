@@ -101,6 +101,7 @@ def block_of_replicas(
         told[:, 1:].contiguous(),
         told[:, 0].contiguous(),
         num_graph_nodes=part.block.num_graph_nodes or 0,
+        num_graph_edges=part.block.num_graph_edges or 0,
     )
 
 
