@@ -158,6 +158,21 @@ def test_rows_in_any_layout():
             torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_a04_and_a12_columns_of_either_width_in_any_order(reduce, large_tiles):
+    """Weights follow their edges: a row's edges in another order, and columns of 64 bits."""
+    block, x = ragged([3, 0, 5, 1], 6), rand(6, 3)
+    weight = rand(block.num_edges, seed=1)
+    want = run(block, reduce, x, weight)
+    turned = torch.cat([torch.arange(3).flip(0), torch.arange(3, 8).flip(0), torch.tensor([8])])
+    for index in (torch.int32, torch.int64):
+        other = Block(rowptr=block.rowptr, col=block.col[turned].to(index), num_src=6)
+        got = run(other, reduce, x, weight[turned])
+        got[2] = got[2][turned]
+        for one, right in zip(got, want, strict=True):
+            torch.testing.assert_close(one, right, rtol=1e-12, atol=1e-12)
+
+
 def test_gradcheck():
     block = ragged([3, 0, 4, 1], 5).to(DEVICE)
     inputs = [rand(5, 2).to(DEVICE), rand(8, seed=1).to(DEVICE)]

@@ -243,6 +243,42 @@ def test_softmax_of_far_logits(name, dtype):
         assert grad is not None
 
 
+def far_logits_of_hubs(name: str, kind: str, dtype: torch.dtype, degree: int, device: str = "cpu"):
+    """(got, want) of rows that tasks share, whose logits lie 700 apart, or all near 200 or -200.
+
+    Gradients too: of sums, which weigh every edge.
+    """
+    block = ragged([degree, 1, degree, 0, degree], 6)
+    block = Block(rowptr=block.rowptr, col=torch.arange(block.num_edges), num_src=block.num_edges)
+    op, make = OPS[kind]
+    tensors = make(block, 2, 3, edges=False)
+    far = torch.linspace(-3.5, 3.5, block.num_src, dtype=torch.float64)[:, None]
+    far[block.edge_dst != 0] /= 100  # the first row alone has them far apart
+    shift = torch.tensor([0.0, 0, 2, 0, -2], dtype=torch.float64)[:, None]
+    if kind == "gat":
+        tensors["score_src_SK"] = 100 * far.repeat(1, 2)
+        tensors["score_dst_PK"] = 100 * shift.repeat(1, 2)
+    else:
+        tensors["x_src_SKF"][..., 0], tensors["x_dst_PKF"][..., 0] = far, shift
+        tensors["att_KF"][:, 0] = 100
+    tensors = {k: t.to(dtype).double() for k, t in tensors.items()}
+    options = {"self_loop": False, "negative_slope": 1.0}
+    got = run(name, op, block.to(device), tensors, dtype, **options)
+    return got, run("reference", op, block, tensors, torch.float64, **options)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("kind", OPS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_far_logits_of_rows_that_tasks_share(name, kind, dtype):
+    """Case A14: parts of a row are merged under the largest logit of all."""
+    got, want = far_logits_of_hubs(name, kind, dtype, 9_000)
+    unit = torch.finfo(dtype).eps
+    # The last bit of a logit of 350 is 3e-5 in float32.
+    bounds = {torch.float64: (1e-10, 1e-9), torch.float32: (5e-5, 2e-4)}
+    assert_near(got, want, *bounds.get(dtype, (2 * unit, 8 * unit)))
+
+
 def infinite_logits(name: str, dtype: torch.dtype, device: str = "cpu"):
     """out and gradients where logits are -inf: of none, one, the first 40, or all edges of a row.
 

@@ -63,6 +63,16 @@ def test_use_wins_over_the_environment(monkeypatch):
     assert backend.choose(CPU) == "reference"
 
 
+def test_blocks_of_several_threads_may_end_in_any_order():
+    first, second = backend.use("reference"), backend.use("cpu")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert backend.choose(CPU) == "cpu"
+    second.__exit__(None, None, None)
+    assert backend._chosen is None
+
+
 def test_unknown_names_are_answered_with_the_known_ones(monkeypatch):
     with pytest.raises(ConfigError, match="reference, cpu, gpu"), backend.use("cuda"):
         pass

@@ -81,6 +81,20 @@ def test_backends_agree_bit_for_bit(dtype):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+def test_what_is_kept_is_scaled(name):
+    """Against float64, in every width of storage: rounded once."""
+    for width, dtype in itertools.product((1, 3, 37, 63), DTYPES):
+        x = rand(40, width, dtype=dtype)
+        with backend.use(name):
+            out = dropout(x, 0.3, step_key(1, 2), 3)
+        kept = out != 0
+        assert 0.4 < kept.double().mean() < 0.95
+        want = torch.where(kept, x.double() / 0.7, 0)
+        unit = torch.finfo(dtype).eps
+        torch.testing.assert_close(out.double(), want, rtol=1.1 * unit, atol=0)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 def test_edges_of_p(name):
     x = rand(50, 30).float()
     x[0, 0], x[1, 1] = float("inf"), float("nan")

@@ -135,6 +135,72 @@ def test_nothing_is_no_trouble(name):
     assert torch.equal(out, torch.ones(3, 4))
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("sizes", [(9,), (4, 0, 5)], ids=str)
+def test_gradients(name, sizes):
+    """Rows that come never, once and often, of each table; against torch's own in float64."""
+    index = torch.cat([indices(40, 7), torch.full((3000,), 8)])
+    for width, dtype in ((3, torch.float64), (37, torch.float32), (5, torch.float16)):
+        tables = [t.requires_grad_() for t in tables_of(sizes, width, dtype).tables]
+        wide = [t.detach().double().requires_grad_() for t in tables]
+        seed = rand(index.numel(), width, seed=5).to(dtype)
+        with backend.use(name):
+            out = gather(RowTable(tables), index)
+        assert torch.equal(out, torch.cat(tables)[index])
+        got = torch.autograd.grad(out, tables, seed)
+        want = torch.autograd.grad(torch.cat(wide)[index], wide, seed.double())
+        unit = torch.finfo(dtype).eps
+        for one, right in zip(got, want, strict=True):
+            assert one.dtype == dtype
+            atol = 3000 * min(unit, 1e-7)  # 3,000 numbers of about 1 are added up
+            torch.testing.assert_close(one.double(), right, rtol=unit, atol=atol)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_gradcheck(name):
+    a, b = rand(3, 2).requires_grad_(), rand(2, 2, seed=1)
+    index = torch.tensor([4, 0, 0, 3, 2, 0])
+    with backend.use(name):
+        assert torch.autograd.gradcheck(lambda a: gather(a, index[index < 3]), (a,))
+        assert torch.autograd.gradcheck(lambda a: gather(RowTable((a, b)), index), (a,))
+        narrow = gather(a, index[:1] - 4, dtype=torch.float32)
+        assert torch.autograd.grad(narrow.sum(), a)[0].dtype == torch.float64
+
+
+def test_torch_checks_the_op():
+    a, b = rand(3, 2).requires_grad_(), rand(2, 2, seed=1).requires_grad_()
+    at, shift = RowTable((a, b)).places(torch.tensor([4, 0, 0, 3]))
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for call in (([a, b], at, shift, None, "cpu"), ([a], at[1:3], 0, torch.float32, "cpu")):
+        torch.library.opcheck(torch.ops.tiergnn.gather.default, call, test_utils=checks)
+
+
+def test_compiles_whole():
+    """With the index as it comes, which is looked at where it is read."""
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda a, b, index: gather(RowTable((a, b)), index).relu() + gather(a, index % 3),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    a, b = rand(3, 2).requires_grad_(), rand(2, 2, seed=1)
+    for index in (torch.tensor([4, 0, 0, 3]), torch.tensor([1, 1])):
+        got = compiled(a, b, index)
+        want = torch.cat([a, b])[index].relu() + a[index % 3]
+        assert torch.equal(got, want)
+        assert torch.equal(*(torch.autograd.grad(out.sum(), a)[0] for out in (got, want)))
+    with pytest.raises(ConfigError, match="beyond tables"):
+        compiled(a, b, torch.tensor([5, 0]))
+
+
+def test_a_second_gradient_is_refused():
+    x = rand(3, 2).requires_grad_()
+    out = gather(x, torch.tensor([0, 2]))
+    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(ConfigError, match="differentiable once"):
+        grad.sum().backward()
+
+
 def test_what_does_not_fit_is_refused():
     x, index = torch.ones(3, 4), torch.tensor([0, 2])
     out = torch.ones(3, 4, requires_grad=True)
@@ -147,6 +213,8 @@ def test_what_does_not_fit_is_refused():
         (lambda: scatter_rows(x, index, x.clone()), "2 indices need as many rows"),
         (lambda: accumulate_rows(x[:2, :3], index, x), "rows of shape"),
         (lambda: accumulate_rows(x[:2], index, out), "not differentiable"),
+        (lambda: gather(out, index, out=torch.ones(2, 4)), "not differentiable"),
+        (lambda: scatter_rows(out[:2], index, x.clone()), "not differentiable"),
         (lambda: accumulate_rows(x[:2], index, torch.ones(4, 3).t()), "contiguous rows"),
         (lambda: RowTable([]), "at least one table"),
         (lambda: RowTable([x, x.double()]), "one shape and dtype"),

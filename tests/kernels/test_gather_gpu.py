@@ -61,6 +61,20 @@ def test_scatter_and_accumulate():
         assert torch.equal(written, torch.where((last >= 0)[:, None], rows[last], out))
 
 
+@pytest.mark.parametrize("sizes", [(9,), (4, 0, 5)], ids=str)
+def test_gradients(sizes):
+    """Rows that come never, once and often, of each table."""
+    index = torch.cat([indices(20, 7), torch.full((300,), 8)])
+    tables = [t.requires_grad_() for t in tables_of(sizes, 37, torch.float32, DEVICE).tables]
+    wide = [t.detach().cpu().double().requires_grad_() for t in tables]
+    seed = rand(index.numel(), 37, seed=5).float()
+    out = gather(RowTable(tables), index.to(DEVICE))
+    got = torch.autograd.grad(out, tables, seed.to(DEVICE))
+    want = torch.autograd.grad(torch.cat(wide)[index], wide, seed.double())
+    for one, right in zip(got, want, strict=True):
+        torch.testing.assert_close(one.cpu().double(), right, rtol=1e-6, atol=1e-5)
+
+
 def test_nothing_is_no_trouble():
     none = torch.zeros(0, dtype=torch.int64, device=DEVICE)
     assert gather(torch.ones(3, 4, device=DEVICE), none).shape == (0, 4)

@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -94,6 +95,28 @@ def flags_at(address: int) -> list[str]:
         elif inside and head == "VmFlags:":
             return line.split()[1:]
     raise AssertionError("address is not mapped")
+
+
+def test_what_cannot_be_had_is_not_counted(pool, monkeypatch):
+    """Idle memory is given back first; then the error says how much was asked for."""
+    once = [pool.take(64), pool.take(64)]
+    del once
+    gc.collect()
+    idle, left = [], [OSError(12, "Cannot allocate memory")]
+
+    def allocate(num_bytes):
+        idle.append(pool.idle_bytes)
+        if left:
+            raise left.pop()
+        return np.zeros(num_bytes, np.uint8)
+
+    monkeypatch.setattr("tiergnn.kernels.memory._allocate", allocate)
+    kept = pool.take(32)  # the second time
+    assert idle == [64, 0]
+    left.extend([OSError(), OSError()])
+    with pytest.raises(MemoryError, match="no host memory for rows of 1,000 bytes"):
+        pool.take(1000)
+    assert pool._used_bytes == kept.numel()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="advice to Linux")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,6 +18,8 @@ from tiergnn.errors import ConfigError, unknown
 BACKENDS = ("reference", "cpu", "gpu")
 _log = logging.getLogger("tiergnn")
 _chosen: str | None = None  # of the whole process: backward runs on threads of torch's own
+_open: dict[object, str] = {}  # blocks of ``use``, the latest last
+_lock = threading.Lock()
 _announced: set[tuple[str, str]] = set()
 
 
@@ -24,17 +27,29 @@ _announced: set[tuple[str, str]] = set()
 def use(name: str) -> Iterator[None]:
     """Run every op inside the block by the backend ``name``: reference, cpu or gpu.
 
-    The choice is the process's, for all threads. The backward of an op runs by the backend of its
-    forward, wherever it is called. Raises ConfigError for an unknown name.
+    The choice is the process's, for all threads: that of the latest block that is open. The
+    backward of an op runs by the backend of its forward, wherever it is called. Raises ConfigError
+    for an unknown name.
     """
-    global _chosen
     if name not in BACKENDS:
         raise unknown("backend", name, BACKENDS)
-    before, _chosen = _chosen, name
+    own = object()
+    _settle(own, name)
     try:
         yield
     finally:
-        _chosen = before
+        _settle(own, None)
+
+
+def _settle(block: object, name: str | None) -> None:
+    """Open a block, or close it (None); blocks of several threads may end in any order."""
+    global _chosen
+    with _lock:
+        if name is None:
+            del _open[block]
+        else:
+            _open[block] = name
+        _chosen = next(reversed(_open.values()), None)
 
 
 def choose(device: torch.device) -> str:

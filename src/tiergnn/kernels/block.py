@@ -12,13 +12,14 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 from tiergnn.errors import GraphError
+from tiergnn.kernels.arguments import told
 from tiergnn.kernels.backend import load
+from tiergnn.kernels.csr import check_csr, transpose
 from tiergnn.kernels.table import Places, places_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from tiergnn.graph.table import Table
 
 
+_IDS = ("dst_gid", "src_gid", "eid")
+_TENSORS = ("rowptr", "col", "edge_weight", "edge_attr", *_IDS)
 _handles = count(1)
 _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
 
@@ -42,9 +45,14 @@ class Transposed(NamedTuple):
 class Block:
     """In-edges of P rows as a CSR; columns index S sources, the first P of which are the rows.
 
+    Edges stand row by row: their order is not that of an edge_index that they may come from, and
+    rows of edges that an op is given are in the block's (``models.edges.edges_of`` has both).
     Tensors live on one device and are never written; they may share memory with a Graph. ``col``
-    is trusted to lie in 0..S-1. ``dst_gid``, ``src_gid`` and ``eid`` say where rows and edges stand
-    in the whole graph (None: as they stand here), so that random numbers are the graph's.
+    lies in 0..S-1: in host memory that is checked before an op first reads it, in one pass
+    (``check``), and trusted on a GPU, which would have to be waited for. ``dst_gid``, ``src_gid``
+    and ``eid`` say where rows and edges stand in the whole graph (None: as they stand here), so
+    that random numbers are the graph's. Raises GraphError for shapes, dtypes or devices that
+    contradict each other.
     """
 
     rowptr: Tensor  # int64 [P+1]
@@ -60,13 +68,18 @@ class Block:
     turn: int = 0  # source j is row (j + turn) mod S of what is gathered: see ``rows``
     whole: Block | None = field(default=None, repr=False)  # whose rows these are
     degrees: Tensor | None = None  # int64 [P, 2] of rows whose edges are elsewhere: see ``bare``
+    checked: bool = field(default=False, repr=False)  # rowptr and col are known to be right
     handle: int = field(init=False, repr=False, default=0)  # names it in ops: see ``by_handle``
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name in _TENSORS and not isinstance(value, Tensor | None):
+                raise GraphError(f"{f.name} needs a tensor, had {type(value).__name__}")
         if self.rowptr.dtype != torch.int64 or self.rowptr.dim() != 1 or not self.rowptr.numel():
-            raise GraphError(f"rowptr needs int64 [P+1], has {_describe(self.rowptr)}")
+            raise GraphError(f"rowptr needs int64 [P+1], has {told(self.rowptr)}")
         if self.col.dtype not in (torch.int32, torch.int64) or self.col.dim() != 1:
-            raise GraphError(f"col needs int32 or int64 [E], has {_describe(self.col)}")
+            raise GraphError(f"col needs int32 or int64 [E], has {told(self.col)}")
         if self.num_src < self.num_dst:
             raise GraphError(
                 f"the first {self.num_dst} sources are the destinations, has {self.num_src} sources"
@@ -76,8 +89,16 @@ class Block:
         )
         for name, num_rows in rows.items():
             value = getattr(self, name)
-            if value is not None and value.shape[0] != num_rows:
-                raise GraphError(f"{name} needs {num_rows} rows, has {_describe(value)}")
+            if value is None:
+                continue
+            if value.dim() == 0 or value.shape[0] != num_rows:
+                raise GraphError(f"{name} needs {num_rows} rows, has {told(value)}")
+            if name in _IDS and (value.dtype != torch.int64 or value.dim() != 1):
+                raise GraphError(f"{name} needs int64 [{num_rows}], has {told(value)}")
+            if value.device != self.device:
+                raise GraphError(f"{name} is on {value.device}, col on {self.device}")
+        if self.rowptr.device != self.device:
+            raise GraphError(f"rowptr is on {self.rowptr.device}, col on {self.device}")
         for name in ("rowptr", "col"):  # the kernels walk both by plain pointers
             object.__setattr__(self, name, getattr(self, name).contiguous())
         object.__setattr__(self, "handle", next(_handles))
@@ -85,10 +106,22 @@ class Block:
         object.__setattr__(self, "num_graph_nodes", self.num_graph_nodes or self.num_src)
         object.__setattr__(self, "num_graph_edges", self.num_graph_edges or self.num_edges)
 
+    def __repr__(self) -> str:
+        named = (f.name for f in fields(self) if f.name in _TENSORS[2:])
+        return (
+            f"Block({self.num_dst:,} rows, {self.num_src:,} sources, {self.num_edges:,} edges on "
+            f"{', '.join([str(self.device), *(n for n in named if getattr(self, n) is not None)])})"
+        )
+
     @staticmethod
     def by_handle(handle: int) -> Block:
         """The living block that has this handle."""
         return _blocks[handle]
+
+    @staticmethod
+    def ready(handle: int) -> Block:
+        """The same, checked: what an op does before it reads."""
+        return _blocks[handle].check()
 
     @classmethod
     def bare(
@@ -105,6 +138,17 @@ class Block:
             num_graph_edges=num_graph_edges,
             degrees=degrees,
         )
+
+    def check(self) -> Block:
+        """This block, whose row pointer and columns in host memory are now known to be right.
+
+        Once a block: parts of a checked one are as right. Raises GraphError at what is wrong.
+        """
+        if self.checked or self.device.type != "cpu":
+            return self
+        check_csr(self.rowptr.numpy(), self.col.numpy(), self.num_src)
+        object.__setattr__(self, "checked", True)
+        return self
 
     @property
     def num_dst(self) -> int:
@@ -132,12 +176,13 @@ class Block:
     @cached_property
     def transposed(self) -> Transposed:
         """The CSR of out-edges, by a stable counting sort: linear in edges, made once."""
+        self.check()
         index = torch.int32 if self.num_edges < 2**31 else torch.int64
         if self.device.type == "cpu":
             starts = torch.zeros(self.num_src + 2, dtype=torch.int64)
             dst_t, edge_t = torch.empty_like(self.col), torch.empty(self.num_edges, dtype=index)
             made = starts.numpy(), dst_t.numpy(), edge_t.numpy()
-            _transpose(self.rowptr.numpy(), self.col.numpy(), *made)
+            transpose(self.rowptr.numpy(), self.col.numpy(), *made)
             return Transposed(starts[:-1], dst_t, edge_t)
         by_src, order = torch.sort(self.col, stable=True)
         order = order.to(index)  # the sort's own is of int64, and goes
@@ -165,9 +210,11 @@ class Block:
 
     def places(self, sizes: tuple[int, ...]) -> Places:
         """The columns as places in tables of ``sizes``; the latest translation is kept."""
-        if self._places.get("sizes") != sizes:
-            self._places.update(sizes=sizes, places=places_of(self.col, sizes))
-        return self._places["places"]
+        kept = self._places.get("kept")
+        if kept is None or kept[0] != sizes:
+            # One value, so that threads see the places of one call, whole.
+            kept = self._places["kept"] = sizes, places_of(self.check().col, sizes)
+        return kept[1]
 
     @cached_property
     def _places(self) -> dict[str, Any]:
@@ -176,19 +223,20 @@ class Block:
     def transposed_weight(self, weight_E: Tensor) -> Tensor:
         """Edge weights in the order of the out-edges; kept until asked for other weights.
 
-        For weights that need no gradient: the same ones come again at every step.
+        For weights that need no gradient: the same ones come again at every step. What torch does
+        not count as a change (writes through NumPy, or to ``.data``) is not seen.
         """
-        kept = self._weights.get("weight")
-        if (
-            kept is None
-            or kept.data_ptr() != weight_E.data_ptr()
-            or kept.dtype != weight_E.dtype
-            or self._weights["version"] != weight_E._version
-        ):
-            ordered = weight_E.detach()[self.transposed.edge_t]
-            # Holding the original keeps its address from being another tensor's.
-            self._weights.update(weight=weight_E, version=weight_E._version, ordered=ordered)
-        return self._weights["ordered"]
+        # Of tensors made in inference mode torch counts no changes.
+        version = None if weight_E.is_inference() else weight_E._version
+        made = weight_E.data_ptr(), weight_E.dtype, weight_E.stride(), version
+        kept: tuple[Any, ...] = self._weights.get("kept", (None, None, None))
+        if kept[0] != made or version is None:
+            weight = weight_E.detach()
+            # Holding the memory keeps its address from being another tensor's. One value, so that
+            # threads see the weights of one call, whole.
+            kept = made, weight, weight[self.transposed.edge_t]
+            self._weights["kept"] = kept
+        return kept[2]
 
     @cached_property
     def _weights(self) -> dict[str, Any]:
@@ -322,6 +370,7 @@ class Block:
             num_src=graph.num_nodes,
             edge_weight=None if weight is None else wrap(weight),
             edge_attr=None if attr is None else rows_of(attr),
+            checked=True,
         ).to(device)
 
 
@@ -342,23 +391,3 @@ def rows_of(table: Table) -> Tensor:
     if table.data.dtype.kind == "f":
         return wrap(table.data)
     return torch.from_numpy(table.decode())
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-@numba.njit(cache=True, nogil=True)
-def _transpose(rowptr, col, starts, dst_t, edge_t):
-    """Counting sort of the edges by source; starts [S+2] of zeros becomes the row pointer [S+1]."""
-    # Two slots ahead, so that placing the edges moves each start to where its row begins.
-    for e in range(col.size):
-        starts[col[e] + 2] += 1
-    for s in range(2, starts.size):
-        starts[s] += starts[s - 1]
-    for row in range(rowptr.size - 1):
-        for e in range(rowptr[row], rowptr[row + 1]):
-            slot = starts[col[e] + 1]
-            dst_t[slot] = row
-            edge_t[slot] = e
-            starts[col[e] + 1] = slot + 1

@@ -47,10 +47,25 @@ class Pool:
             while self._idle and self._used_bytes + self.idle_bytes > self._most_bytes:
                 del self._idle[0]
         if memory is None:
-            memory = _allocate(num_bytes)
+            memory = self._fresh(num_bytes)
         lent = memory[:]
         weakref.finalize(lent, self._give_back, memory).atexit = False
         return torch.frombuffer(lent, dtype=torch.uint8)
+
+    def _fresh(self, num_bytes: int) -> np.ndarray:
+        """Memory that is counted already; if there is none, without what lies idle."""
+        try:
+            return _allocate(num_bytes)
+        except OSError:
+            with self._lock:
+                self._idle.clear()
+        try:
+            return _allocate(num_bytes)
+        except OSError as error:
+            with self._lock:
+                self._used_bytes -= num_bytes
+                self._most_bytes = self._used_bytes
+            raise MemoryError(f"no host memory for rows of {num_bytes:,} bytes") from error
 
     def _give_back(self, memory: np.ndarray) -> None:
         with self._lock:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tiergnn.errors import ConfigError
+from tiergnn.kernels.arguments import check_dense, check_index, check_within, told
 
 _CHUNK = 2**24  # columns translated at once: their 64-bit forms stay small
 
@@ -49,10 +49,13 @@ class RowTable:
             raise ConfigError("a RowTable needs at least one table, has none")
         first = self.tables[0]
         for number, table in enumerate(self.tables):
-            if table.dim() < 2 or table.shape[1:] != first.shape[1:] or table.dtype != first.dtype:
+            check_dense(f"table {number}", table, "rows")
+            if table.dim() < 2:
+                raise ConfigError(f"table {number} needs rows [N, ...], has {told(table)}")
+            if table.shape[1:] != first.shape[1:] or table.dtype != first.dtype:
                 raise ConfigError(
-                    f"tables need rows of one shape and dtype: table 0 has {_describe(first)}, "
-                    f"table {number} has {_describe(table)}"
+                    f"tables need rows of one shape and dtype: table 0 has {told(first)}, "
+                    f"table {number} has {told(table)}"
                 )
             host = table.device.type == "cpu"
             if host and first.device.type != "cpu" and not table.is_pinned():
@@ -67,7 +70,7 @@ class RowTable:
     def sizes(self) -> tuple[int, ...]:
         return tuple(table.shape[0] for table in self.tables)
 
-    @cached_property
+    @property
     def starts(self) -> tuple[int, ...]:
         """The first row of each table, and S."""
         return tuple(accumulate(self.sizes, initial=0))
@@ -89,7 +92,12 @@ class RowTable:
         return torch.cat([table.to(self.device) for table in self.tables])
 
     def places(self, index: Tensor) -> Places:
-        """Where the rows ``index`` [M] lie, which must be within 0..S-1."""
+        """Where the rows ``index`` [M] lie, int32 or int64 within 0..S-1.
+
+        Raises ConfigError for another dtype, and in host memory for an index beyond the tables.
+        """
+        check_index(index)
+        check_within(index, self.shape[0], "the tables")
         return places_of(index, self.sizes)
 
 
@@ -98,7 +106,7 @@ def places_of(index: Tensor, sizes: tuple[int, ...]) -> Places:
     shift = max(1, (max(sizes) - 1).bit_length())
     narrow = shift + (len(sizes) - 1).bit_length() < 32
     starts = torch.tensor([0, *accumulate(sizes)], device=index.device)
-    at = torch.empty(index.shape, dtype=torch.int32 if narrow else torch.int64, device=index.device)
+    at = index.new_empty(index.shape, dtype=torch.int32 if narrow else torch.int64)
     for first in range(0, index.numel(), _CHUNK):
         rows = index[first : first + _CHUNK].long()
         table = torch.bucketize(rows, starts[1:-1], right=True)
@@ -133,7 +141,3 @@ def typical(rows: tuple[Tensor, ...]) -> Tensor:
 def stride_of(rows: tuple[Tensor, ...]) -> int:
     """Elements from row to row of ``uniform`` tables."""
     return typical(rows).stride(0)
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

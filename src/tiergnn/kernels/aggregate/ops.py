@@ -38,7 +38,7 @@ def _sum(
 
     mean divides by the in-degrees: a flipped one divides what it gathers.
     """
-    block, dtype = Block.by_handle(handle), x.dtype
+    block, dtype = Block.ready(handle), x.dtype
     module = backend.load("aggregate", name)
     plan = block.plan("aggregate", name, flipped)
     if not flipped:
@@ -89,7 +89,7 @@ sum_op = define(
 
 def _dot(handle: int, mean: bool, heads: int, g_PD: Tensor, x_SD: Tensor, name: str) -> Tensor:
     """The gradient of a sum in its weights; its own gradients are sums again."""
-    block = Block.by_handle(handle)
+    block = Block.ready(handle)
     plan = block.plan("aggregate", name, False)
     g_PD = by_degree(block, g_PD) if mean else g_PD
     module = backend.load("aggregate", name)
@@ -129,7 +129,7 @@ dot_op = define(
 
 def _max(handle: int, x_SD: Tensor, weight_E: Tensor | None, name: str) -> tuple[Tensor, Tensor]:
     """The maximum and the number of ties."""
-    block = Block.by_handle(handle)
+    block = Block.ready(handle)
     plan = block.plan("aggregate", name, False)
     module = backend.load("aggregate", name)
     return module.maximum(block.rowptr, block.col, plan, x_SD, weight_E)
@@ -181,7 +181,7 @@ def _max_grad(
     name: str,
 ) -> Tensor:
     """Finds the edges that reached the maximum again; in x, or in the weights."""
-    block = Block.by_handle(handle)
+    block = Block.ready(handle)
     module = backend.load("aggregate", name)
     plan = block.plan("aggregate", name, not of_weight)
     if of_weight:

@@ -40,7 +40,7 @@ def _run(
     handle: int, reduce: str, tables: list[Tensor], weight_E: Tensor | None, name: str
 ) -> tuple[Tensor, Tensor]:
     """The result, and the number of ties of a maximum."""
-    block, module = Block.by_handle(handle), backend.load("aggregate", name)
+    block, module = Block.ready(handle), backend.load("aggregate", name)
     col, rows, shift = _given(block, tables, name)
     plan, more = block.plan("aggregate", name), _shift(name, shift)
     if reduce == "max":
@@ -101,7 +101,7 @@ def _grad(
     name: str,
 ) -> list[Tensor]:
     """Gradients of the tables, then of the weights; empty where none is needed."""
-    block, module, first = Block.by_handle(handle), backend.load("aggregate", name), 0
+    block, module, first = Block.ready(handle), backend.load("aggregate", name), 0
     if reduce == "max":
         grad_PD = grad_PD.to(wide(grad_PD.dtype)) / ties_PD.clamp(min=1)
     elif reduce == "mean":

@@ -13,6 +13,14 @@ from torch import Tensor
 
 from tiergnn.errors import ConfigError
 from tiergnn.kernels import backend
+from tiergnn.kernels.arguments import (
+    FLOATS,
+    check_device,
+    check_draws,
+    check_floats,
+    check_numbers,
+    told,
+)
 from tiergnn.kernels.attention import reference
 from tiergnn.kernels.attention.ops import Options, edge_mean_op, gat_op, gatv2_op, needs_grad
 from tiergnn.kernels.block import Block
@@ -37,7 +45,8 @@ def gat_attention(
     """out[i,k] = sum over in-edges (j, i) of alpha[i,j,k] * h[j,k], [P, K, F] in the dtype of h.
 
     alpha[i,:,k] is the softmax over the in-edges of i of leaky_relu(score_src[j,k] + score_dst[i,k]
-    + score_edge[edge,k]) (Velickovic et al., ICLR 2018), dropped out with probability p by the
+    + score_edge[edge,k]) (Velickovic et al., ICLR 2018; what edges carry is in the order of the
+    block's edges, as ``block.edge_attr`` is), dropped out with probability p by the
     edge's ``eid`` and the head under ``key`` and ``site``. A row without edges gets exactly 0.
     ``head`` is the number of the first head here among those of the layer, by which it is dropped.
 
@@ -46,10 +55,14 @@ def gat_attention(
     PyG's fill_value="mean"); its id for dropout is num_graph_edges + the row's id in the graph.
 
     Sums in float32 (float64 for float64 rows), in a fixed order. Differentiable once, in every
-    tensor. Raises ConfigError for shapes, dtypes, devices or options that do not fit.
+    tensor. Raises ConfigError for shapes, dtypes, devices or options that do not fit, GraphError
+    for a block that contradicts itself (see ``Block``).
     """
+    _check_block(block)
     options = _options(block, negative_slope, p, key, site, head, self_loop)
-    num_heads = _check_rows(block, h_SKF, "h")
+    check_floats("h", h_SKF, "floats [S, K, F]", 3)
+    num_heads = h_SKF.shape[1]
+    _check("h", h_SKF, block, (block.num_src, *h_SKF.shape[1:]))
     wide = torch.float64 if h_SKF.dtype == torch.float64 else torch.float32
     _check("score_src", score_src_SK, block, (block.num_src, num_heads))
     _check("score_dst", score_dst_PK, block, (block.num_dst, num_heads))
@@ -89,8 +102,11 @@ def gatv2_attention(
     features of the virtual self-loops (None: the mean of the row's other edges' features).
     Everything else is as in ``gat_attention``.
     """
+    _check_block(block)
     options = _options(block, negative_slope, p, key, site, head, self_loop)
-    num_heads = _check_rows(block, x_src_SKF, "x_src")
+    check_floats("x_src", x_src_SKF, "floats [S, K, F]", 3)
+    num_heads = x_src_SKF.shape[1]
+    _check("x_src", x_src_SKF, block, (block.num_src, *x_src_SKF.shape[1:]))
     wide = torch.float64 if x_src_SKF.dtype == torch.float64 else torch.float32
     width = x_src_SKF.shape[2]
     _check("x_dst", x_dst_PKF, block, (block.num_dst, num_heads, width))
@@ -99,7 +115,8 @@ def gatv2_attention(
         raise ConfigError("edge_attr and edge_weight go together, had one of them")
     num_attr = 0
     if edge_weight_DKF is not None:
-        num_attr = edge_weight_DKF.shape[0]
+        check_numbers("edge_weight", edge_weight_DKF)
+        num_attr = edge_weight_DKF.shape[0] if edge_weight_DKF.dim() else 0
         _check("edge_weight", edge_weight_DKF, block, (num_attr, num_heads, width))
     edge_attr_ED, loop_attr_PD = _edge_rows(
         block, ("edge_attr", edge_attr_ED), ("loop_attr", loop_attr_PD), num_attr, self_loop
@@ -115,10 +132,11 @@ def gatv2_attention(
 def edge_mean(block: Block, value_ED: Tensor) -> Tensor:
     """The mean of value over every row's in-edges that are not self-loops, [P, D]; 0 where none.
 
-    What PyG's fill_value="mean" gives a self-loop. Differentiable.
+    What PyG's fill_value="mean" gives a self-loop. Differentiable. Raises ConfigError for what are
+    not float rows of the block's edges.
     """
-    if value_ED.dim() != 2:
-        raise ConfigError(f"value needs shape [{block.num_edges}, D], has {_describe(value_ED)}")
+    _check_block(block)
+    check_floats("value", value_ED, f"floats [{block.num_edges}, D]", 2)
     _check("value", value_ED, block, (block.num_edges, value_ED.shape[1]))
     return edge_mean_op(block.handle, value_ED, backend.choose(value_ED.device))
 
@@ -132,8 +150,8 @@ def _options(
     head: int,
     self_loop: bool,
 ) -> Options:
-    if threshold(p) and key is None:
-        raise ConfigError("attention dropout needs a key", hint="dropout.step_key(seed, step)")
+    if threshold(p):
+        check_draws(key, site=site, head=head, of="attention dropout")
     key = None if key is None else key.to(block.device)
     return Options(slope, self_loop, threshold(p), scale(p), key, site, head)
 
@@ -149,6 +167,7 @@ def _edge_rows(
     (name, stored_EX), (loop_name, loop_PX) = stored, loop
     if stored_EX is not None:
         _check(name, stored_EX, block, (block.num_edges, width))
+        stored_EX = stored_EX if stored_EX.dtype in FLOATS else stored_EX.float()
     if loop_PX is not None:
         if stored_EX is None or not self_loop:
             raise ConfigError(f"{loop_name} needs {name} and self_loop=True")
@@ -158,27 +177,20 @@ def _edge_rows(
     return stored_EX, loop_PX
 
 
-def _check_rows(block: Block, x_SKF: Tensor, name: str) -> int:
-    """The number of heads of x, once it is known to be rows of the block's sources."""
-    if x_SKF.dim() != 3 or not x_SKF.is_floating_point():
-        raise ConfigError(f"{name} needs floats [S, K, F], has {_describe(x_SKF)}")
-    _check(name, x_SKF, block, (block.num_src, *x_SKF.shape[1:]))
-    return x_SKF.shape[1]
+def _check_block(block: Block) -> None:
+    if not isinstance(block, Block):
+        raise ConfigError(
+            f"attention needs a Block, had {type(block).__name__}",
+            hint="Block.from_graph(tiergnn.Graph.from_pyg(data))",
+        )
 
 
 def _check(name: str, tensor: Tensor, block: Block, shape: tuple[int, ...]) -> None:
+    check_numbers(name, tensor)
     if tuple(tensor.shape) != shape:
-        raise ConfigError(f"{name} needs shape {list(shape)}, has {_describe(tensor)}")
-    if tensor.device != block.device:
-        raise ConfigError(
-            f"the graph is on {block.device}, {name} on {tensor.device}",
-            hint="move both to one device",
-        )
+        raise ConfigError(f"{name} needs shape {list(shape)}, has {told(tensor)}")
+    check_device(name, tensor, block.device)
 
 
 def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if tensor is None else tensor.to(dtype)
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -80,7 +80,7 @@ def _nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _gat(handle: int, *given: Any) -> tuple[Tensor, ...]:
     tensors, options, train, name = given[:5], Options(*given[5:12]), given[12], given[13]
     module = backend.load("attention", name)
-    out, state = module.gat_forward(Block.by_handle(handle), *tensors, options, train=train)
+    out, state = module.gat_forward(Block.ready(handle), *tensors, options, train=train)
     return out, *(state or (out.new_empty(0) for _ in range(4)))
 
 
@@ -124,7 +124,7 @@ def _gat_grad(handle: int, grad_PKF: Tensor, out_PKF: Tensor, *given: Any) -> li
     state, tensors, needs = given[:4], given[4:9], given[9]
     module = backend.load("attention", given[-1])
     grads = module.gat_backward(
-        Block.by_handle(handle),
+        Block.ready(handle),
         grad_PKF,
         out_PKF,
         state,
@@ -152,7 +152,7 @@ _gat_grad_op = define(
 
 def _gatv2(handle: int, *given: Any) -> tuple[Tensor, ...]:
     module = backend.load("attention", given[-1])
-    block, options = Block.by_handle(handle), Options(*given[6:13])
+    block, options = Block.ready(handle), Options(*given[6:13])
     out, state = module.gatv2_forward(block, *given[:6], options)
     return out, *state
 
@@ -192,7 +192,7 @@ def _gatv2_grad(handle: int, grad_PKF: Tensor, out_PKF: Tensor, *given: Any) -> 
     state, tensors, needs = given[:2], given[2:8], given[8]
     module = backend.load("attention", given[-1])
     grads = module.gatv2_backward(
-        Block.by_handle(handle),
+        Block.ready(handle),
         grad_PKF,
         out_PKF,
         state,
@@ -220,7 +220,7 @@ _gatv2_grad_op = define(
 
 def _edge_mean(handle: int, value_ED: Tensor, name: str) -> Tensor:
     """Aggregation whose sources are the edges themselves."""
-    block = Block.by_handle(handle)
+    block = Block.ready(handle)
     rows = block.without_loops
     edges = torch.nonzero(block.col != block.edge_dst).flatten()
     plan = rows.plan("aggregate", name)

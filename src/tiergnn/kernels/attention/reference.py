@@ -57,7 +57,7 @@ def gat_attention(
     options: Options,
 ) -> Tensor:
     """See ``kernels.attention.gat_attention``."""
-    edges = attended(block, self_loop=options.self_loop)
+    edges = attended(block.check(), self_loop=options.self_loop)
     wide = _wide(h_SKF)
     logit_LK = score_src_SK.to(wide)[edges.src] + score_dst_PK.to(wide)[edges.dst]
     if score_edge_EK is not None:
@@ -77,7 +77,7 @@ def gatv2_attention(
     options: Options,
 ) -> Tensor:
     """See ``kernels.attention.gatv2_attention``."""
-    edges = attended(block, self_loop=options.self_loop)
+    edges = attended(block.check(), self_loop=options.self_loop)
     wide = _wide(x_src_SKF)
     pre_LKF = x_src_SKF.to(wide)[edges.src] + x_dst_PKF.to(wide)[edges.dst]
     if edge_attr_ED is not None:

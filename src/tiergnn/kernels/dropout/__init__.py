@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tiergnn.errors import ConfigError
 from tiergnn.kernels import backend
+from tiergnn.kernels.arguments import check_draws, check_floats, check_ids
 from tiergnn.kernels.dropout.reference import (
     MULTIPLIER_0,
     MULTIPLIER_1,
@@ -108,17 +109,18 @@ def dropout(
     x [N, ...] of any float dtype; trailing dimensions count as flattened columns. ``key`` comes
     from ``step_key``; ``site`` is the ordinal of this call in the model; ``gid`` int64 [N] are the
     rows' ids in the whole graph (None: 0..N-1). Multiplies in float32 (float64 for float64) and
-    rounds once. Every backend gives the same bits. Raises ConfigError unless 0 <= p <= 1.
+    rounds once. Every backend gives the same bits. With p = 0 returns x itself. Raises ConfigError
+    unless 0 <= p <= 1, and for what does not fit.
     """
-    if not x_ND.is_floating_point():
-        raise ConfigError(f"dropout needs float rows, has {x_ND.dtype}")
-    if gid is not None and (gid.dtype != torch.int64 or gid.shape != x_ND.shape[:1]):
-        kind = str(gid.dtype).removeprefix("torch.")
-        raise ConfigError(f"row ids need int64 [{x_ND.shape[0]}], have {kind} {list(gid.shape)}")
+    check_floats("x of dropout", x_ND, "float rows [N, ...]")
+    if not x_ND.dim():
+        raise ConfigError("x of dropout needs float rows [N, ...], has a single number")
+    if gid is not None:
+        check_ids("row ids", gid, x_ND.shape[0], x_ND.device)
     if threshold(p) == 0:
         return x_ND
-    if key is None:
-        raise ConfigError("dropout needs a key", hint="dropout.step_key(seed, step)")
+    check_draws(key, site=site)
+    assert key is not None
     flat = x_ND.reshape(x_ND.shape[0], -1) if x_ND.numel() else x_ND.reshape(x_ND.shape[0], 0)
     name = backend.choose(x_ND.device)
     return _op(flat, gid, p, key.to(x_ND.device), site, name).reshape(x_ND.shape)

@@ -13,6 +13,14 @@ from torch import Tensor
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.kernels import backend
 from tiergnn.kernels.aggregate.reference import wide
+from tiergnn.kernels.arguments import (
+    check_device,
+    check_draws,
+    check_floats,
+    check_ids,
+    check_numbers,
+    told,
+)
 from tiergnn.kernels.dropout import Key, dropout, threshold
 from tiergnn.kernels.dropout import scale as kept_factor
 from tiergnn.kernels.epilogue import reference
@@ -169,9 +177,13 @@ def epilogue(
     """
     if act not in ACTS:
         raise unknown("act", act, ACTS)
-    if act in SLOPED and slope < 0:
+    if act in SLOPED and not slope >= 0:
         raise ConfigError(f"{act} of rows needs a slope of 0 or more, has {slope}")
-    _check(x_PD, other, {"loop": loop, "scale": scale, "post": post}, (shift, gain, bias))
+    rows, columns = (
+        {"loop": loop, "scale": scale, "post": post},
+        {"shift": shift, "gain": gain, "bias": bias},
+    )
+    _check(x_PD, other, rows, columns, gid)
     dtype = wide(x_PD.dtype)
     dropped = threshold(p) == _ALL_DROPPED
     # Numbers of rows that need gradients, which is rare, are left to torch.
@@ -189,8 +201,8 @@ def epilogue(
     )
     drops = 0.0, None, 0
     if threshold(p):
-        if key is None:
-            raise ConfigError("dropout needs a key", hint="dropout.step_key(seed, step)")
+        check_draws(key, site=site)
+        assert key is not None
         key = key.to(x_PD.device)
         drops = drops if dropped else (p, key, site)
     out = _op(x_PD, *given, act, slope, *drops, backend.choose(x_PD.device))
@@ -217,20 +229,22 @@ def _check(
     x_PD: Tensor,
     other: Tensor | None,
     of_rows: dict[str, Tensor | None],
-    of_columns: tuple[Tensor | None, ...],
+    of_columns: dict[str, Tensor | None],
+    gid: Tensor | None,
 ) -> None:
-    if x_PD.dim() != 2 or not x_PD.is_floating_point():
-        raise ConfigError(f"an epilogue needs float rows [P, D], has {_told(x_PD)}")
+    check_floats("x of an epilogue", x_PD, "float rows [P, D]", 2)
     if other is not None and (other.shape != x_PD.shape or other.dtype != x_PD.dtype):
-        raise ConfigError(f"rows to be added need {_told(x_PD)}, have {_told(other)}")
+        raise ConfigError(f"rows to be added need {told(x_PD)}, have {told(other)}")
     rows, columns = x_PD.shape
+    for name, number in {"other": other, **of_rows, **of_columns}.items():
+        if number is not None:
+            check_numbers(name, number)
+            check_device(name, number, x_PD.device, "x")
     for name, number in of_rows.items():
         if number is not None and tuple(number.shape) not in ((rows, 1), (1,), (1, 1)):
-            raise ConfigError(f"{name} needs [{rows}, 1] or [1], has {_told(number)}")
-    for number in of_columns:
+            raise ConfigError(f"{name} needs [{rows}, 1] or [1], has {told(number)}")
+    for number in of_columns.values():
         if number is not None and tuple(number.shape) != (columns,):
-            raise ConfigError(f"shift, gain and bias need [{columns}], have {_told(number)}")
-
-
-def _told(x: Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+            raise ConfigError(f"shift, gain and bias need [{columns}], have {told(number)}")
+    if gid is not None:
+        check_ids("gid", gid, rows, x_PD.device)

@@ -13,6 +13,7 @@ from torch import Tensor
 from tiergnn.errors import ConfigError
 from tiergnn.kernels import backend
 from tiergnn.kernels.aggregate.reference import wide
+from tiergnn.kernels.arguments import check_device, check_floats, told
 from tiergnn.kernels.library import define
 from tiergnn.kernels.moments import reference
 
@@ -128,17 +129,24 @@ def moments_grad(
 
     The squares do not move with the mean: deviations from it add up to 0. ``add_to`` [P, D], of
     the dtype of x, has the gradient added in place, rounded once, and is returned. Not
-    differentiable. Raises ConfigError for an ``add_to`` that does not fit.
+    differentiable. Raises ConfigError for what does not fit.
     """
     _check(x_PD)
+    form = (3, x_PD.shape[1]), wide(x_PD.dtype)
+    for what, given in (("values", values), ("grad", grad)):
+        if (tuple(given.shape), given.dtype) != form:
+            raise ConfigError(f"{what} need {form[1]} {list(form[0])}, have {told(given)}")
+        check_device(what, given, x_PD.device, "x")
     name = backend.choose(x_PD.device)
     x, values, grad = x_PD.detach(), values.detach(), grad.detach()
     if add_to is None:
         return _grad_op(x, values, grad, None, name)
     if add_to.shape != x.shape or add_to.dtype != x.dtype:
-        raise ConfigError(f"add_to needs {_told(x)}, has {_told(add_to)}")
-    if add_to.shape[1] > 1 and add_to.stride(1) != 1:
-        raise ConfigError(f"add_to needs contiguous rows, has strides {add_to.stride()}")
+        raise ConfigError(f"add_to needs {told(x)}, has {told(add_to)}")
+    check_device("add_to", add_to, x.device, "x")
+    apart, within = add_to.stride()
+    if (add_to.shape[1] > 1 and within != 1) or (add_to.shape[0] > 1 and apart < add_to.shape[1]):
+        raise ConfigError(f"add_to needs contiguous rows of its own, has strides {(apart, within)}")
     total = add_to.detach()
     with torch.no_grad():
         backend.load("moments", name).moments_grad(x, values, grad, total, total)
@@ -146,9 +154,4 @@ def moments_grad(
 
 
 def _check(x_PD: Tensor) -> None:
-    if x_PD.dim() != 2 or not x_PD.is_floating_point():
-        raise ConfigError(f"moments need float rows [P, D], have {_told(x_PD)}")
-
-
-def _told(x: Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+    check_floats("x of moments", x_PD, "float rows [P, D]", 2)

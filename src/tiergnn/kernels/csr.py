@@ -1,0 +1,65 @@
+"""A row pointer and its columns in host memory: checked, and turned into those of the out-edges.
+
+Legend: P destinations, S sources, E edges.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from tiergnn.errors import GraphError
+
+
+def check_csr(rowptr: np.ndarray, col: np.ndarray, num_src: int) -> None:
+    """Raise GraphError unless rowptr ascends from 0 to E and col lies in 0..S-1. One pass."""
+    if rowptr[0] != 0 or rowptr[-1] != col.size:
+        raise GraphError(
+            f"rowptr needs to go from 0 to {col.size}, the edges of col; "
+            f"goes from {rowptr[0]} to {rowptr[-1]}"
+        )
+    row, edge = _first_fault(rowptr, col, num_src)
+    if row >= 0:
+        raise GraphError(
+            f"rowptr needs to ascend; goes from {rowptr[row]} to {rowptr[row + 1]}",
+            culprit=f"row {row}",
+        )
+    if edge >= 0:
+        raise GraphError(
+            f"col needs 0..{num_src - 1}, the sources of the block; has {col[edge]}",
+            culprit=f"edge {edge}",
+        )
+
+
+@numba.njit(cache=True, nogil=True)
+def _first_fault(rowptr, col, num_src):
+    """The first row that descends and the first edge out of range, or -1. One thread, no torch: a
+    child process that was forked has none of the threads that torch would wait for."""
+    for row in range(rowptr.size - 1):
+        if rowptr[row + 1] < rowptr[row]:
+            return row, -1
+    low, high = 0, -1  # no branch out of the loop, so that it is one of vectors
+    for e in range(col.size):
+        low, high = min(low, col[e]), max(high, col[e])
+    if low >= 0 and high < num_src:
+        return -1, -1
+    for e in range(col.size):
+        if col[e] < 0 or col[e] >= num_src:
+            return -1, e
+    return -1, -1
+
+
+@numba.njit(cache=True, nogil=True)
+def transpose(rowptr, col, starts, dst_t, edge_t):
+    """Counting sort of the edges by source; starts [S+2] of zeros becomes the row pointer [S+1]."""
+    # Two slots ahead, so that placing the edges moves each start to where its row begins.
+    for e in range(col.size):
+        starts[col[e] + 2] += 1
+    for s in range(2, starts.size):
+        starts[s] += starts[s - 1]
+    for row in range(rowptr.size - 1):
+        for e in range(rowptr[row], rowptr[row + 1]):
+            slot = starts[col[e] + 1]
+            dst_t[slot] = row
+            edge_t[slot] = e
+            starts[col[e] + 1] = slot + 1
