@@ -13,10 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tiergnn as tg
+from tests.models.nets import NETS
 from tests.planner.strategies.cases import machine
 from tests.runtime.ranking import compare, dealt, knobs_of, ranked, start_processes
 from tests.runtime.staging import plan_of, random_graph
 from tiergnn.errors import PlanError, RankError
+from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.runtime.rank_transfers import RankTransfers
 from tiergnn.runtime.rank_visits import RankVisits
 from tiergnn.schedule.actions import Action, Lane, Op
@@ -187,5 +190,15 @@ def test_sums_are_refused_where_the_edges_of_replicas_would_be_asked_for():
 
 
 def test_unified_memory_is_simulated_alone():
-    with pytest.raises(RankError, match="leo with managed is simulated alone: it models the page"):
-        ranked("gcn", random_graph(40, 150, 1), "leo 0 0", 3, managed=True)
+    """A plan of it is clocked, and refused before a rank is started; ranks refuse it, too."""
+    graph = random_graph(40, 150, 1)
+    plan = plan_of(
+        "gcn", "leo", Knobs(ranks=3, managed=True), graph, dealt(graph, 3, 0), torch.float64,
+        machine(8),
+    )  # fmt: skip
+    assert plan.seconds > 0
+    why = "leo with managed is simulated alone: it models the page"
+    with pytest.raises(PlanError, match=why):
+        tg.train(graph, NETS["gcn"](), plan, device="cpu", dtype="float64")
+    with pytest.raises(RankError, match=why):
+        ranked("gcn", graph, "leo 0 0", 3, managed=True)

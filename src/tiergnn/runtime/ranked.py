@@ -29,7 +29,7 @@ from tiergnn.models.meter import meter
 from tiergnn.models.trace import Program, trace
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.known import KNOBS, RANKED, SIMULATED, STRATEGIES
+from tiergnn.planner.strategies.known import KNOBS, RANKED, STRATEGIES, check_ranked
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.memory import out_of_memory
@@ -368,14 +368,7 @@ class Ranked:
 
 
 def _check_plan(plan: Plan, graph: Graph, transport: Transport) -> None:
-    if plan.strategy not in RANKED:
-        raise PlanError(f"{plan.strategy} is not carried out by ranks", hint=", ".join(RANKED))
-    for knob in plan.knobs.changed:
-        if why := SIMULATED.get(plan.strategy, {}).get(knob):
-            raise PlanError(
-                f"{plan.strategy} with {knob} is simulated alone: {why}",
-                hint=f"a plan of {plan.strategy} without {knob}",
-            )
+    check_ranked(plan.strategy, plan.knobs)
     if graph.x is None:
         raise ConfigError("the graph has no node features", hint="features='degree'")
     if plan.knobs.ranks != transport.size:

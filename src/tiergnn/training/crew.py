@@ -26,6 +26,7 @@ from tiergnn.graph.csr import Graph
 from tiergnn.graph.partition import Partition
 from tiergnn.memory.scratch import Scratch
 from tiergnn.planner.plan import Plan
+from tiergnn.planner.strategies.known import check_ranked
 from tiergnn.training.assemble import dtype_of, pick_device
 from tiergnn.training.checkpoint import Checkpoints
 from tiergnn.training.folder import RunFolder
@@ -64,6 +65,7 @@ class Crew:
         threads: int | None = None,
         spec: Mapping[str, Any] | None = None,
     ):
+        check_ranked(plan.strategy, plan.knobs)
         plan.check_graph(graph.num_nodes, graph.num_edges)
         self.device = pick_device(options.device)
         if options.device.startswith("cuda:"):

@@ -34,7 +34,7 @@ class Knobs:
     others). ``asynchronous`` refreshes them beside other work, ``pipeline`` reads the classes of
     sources side by side, ``exchange`` chooses what refreshes them: sums of the stage before
     (inputs: the rest of that stage is computed again for cached rows), its outputs, or what is
-    narrower. ``managed`` leaves caching to unified memory.
+    narrower. ``managed`` leaves caching to unified memory, and is simulated alone.
     Raises ConfigError for values that no plan can have.
     """
 

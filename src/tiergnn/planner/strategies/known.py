@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tiergnn.errors import PlanError
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies import (
@@ -80,3 +81,15 @@ TRIED: dict[str, dict[str, tuple[str, ...]]] = {"leo": leo.TRIED}
 
 # name -> knobs with which a plan is simulated and never carried out, and why.
 SIMULATED: dict[str, dict[str, str]] = {"leo": leo.SIMULATED}
+
+
+def check_ranked(name: str, knobs: Knobs) -> None:
+    """Raises PlanError for what no rank carries out."""
+    if name not in RANKED:
+        raise PlanError(f"{name} is not carried out by ranks", hint=", ".join(RANKED))
+    for knob in knobs.changed:
+        if why := SIMULATED.get(name, {}).get(knob):
+            raise PlanError(
+                f"{name} with {knob} is simulated alone: {why}",
+                hint=f"a plan of {name} without {knob}",
+            )
