@@ -15,7 +15,10 @@ BOTH = ("deep", "gat")
 LEO = ("leo 0.1 0.2", "leo 0.1 0.2 inputs")
 JOBS = {
     "ipc": (2, [(s, name) for s in ("halo", "nfp", "mgg", "uva", *LEO) for name in BOTH]),
-    "ipc, four": (4, [("halo", "gin"), ("nfp", "gcn"), ("mgg", "gin"), *((s, "deep") for s in LEO)]),
+    "ipc, four": (
+        4,
+        [("halo", "gin"), ("nfp", "gcn"), ("mgg", "gin"), *((s, "deep") for s in LEO)],
+    ),
     "symmetric": (2, [("mgg", "deep"), (LEO[0], "gat"), (LEO[1], "gin"), ("halo", "deep")]),
     "nccl": (2, [(s, name) for s in ("halo", "nfp") for name in BOTH]),
 }
