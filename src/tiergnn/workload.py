@@ -190,12 +190,15 @@ class Topology:
     """What stays with a block beyond its CSR once forward, and then backward, has run: out-edges,
     edges without loops, degrees, tasks. ``loops``: of a graph that has edges from a row to itself.
     ``sorting``: the most held beyond that while a GPU makes edges without loops, and out-edges.
+    ``without_loops``: no stage reads loops, and edges "alone" without them do; or some stages leave
+    them out, of which edges without them are held "beside"; "": none does.
     """
 
     forward: Size = Size()
     backward: Size = Size()
     loops: bool = True
     sorting: Peak = Peak()
+    without_loops: str = ""
 
 
 @dataclass(frozen=True, slots=True)

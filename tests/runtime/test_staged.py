@@ -31,6 +31,7 @@ WAYS = {
     "hongtu": ("hongtu", {}),
     "disk": ("grinnder", {"tier": "disk"}),
     "disk buckets": ("grinnder", {"tier": "disk", "gradients": "buckets"}),
+    "hot rows": ("grinnder", {"hot_frac": 0.3}),
 }
 
 

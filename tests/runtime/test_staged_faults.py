@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.runtime.staging import Pair, least_host, random_graph
+from tests.runtime.test_sliced import make
 from tiergnn.errors import StoreError
 from tiergnn.hardware.machine import Machine
 from tiergnn.memory.engine import Engine
@@ -101,6 +102,19 @@ def test_what_a_disk_damages_is_made_again(way, failing, tmp_path, caplog):
         told += any("are not what was written there" in text for text in caplog.messages)
         assert all(str(tmp_path) in text for text in caplog.messages if "made again" in text)
     assert told >= 3  # what nobody reads again may be lost
+
+
+def test_what_is_damaged_of_slices_is_made_again(failing, tmp_path, caplog):
+    """Some columns of features among it, which are written first."""
+    found = []
+    for plan in (FaultPlan(), FaultPlan(writes={0: "flip"}), FaultPlan(writes={4: "flip"})):
+        failing(plan)
+        pair = make("gcn", "disk", 2, 3, tmp_path, size=(60, 240))
+        found.append(results_of(pair))
+        pair.staged.close()
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
+    assert sum("made again" in text for text in caplog.messages) >= 1
 
 
 def test_gradients_that_were_there_stay(failing, tmp_path):

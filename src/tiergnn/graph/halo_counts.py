@@ -40,12 +40,14 @@ def _bucket(count):
 
 @numba.njit(cache=True, nogil=True)
 def _count_part(rowptr, col, part_of, own, part, serves, halo_of, rows, edges):
-    """Fill halo_of [K] and rows, edges [buckets]; gives the local edges. serves [V] stays 0."""
-    local = 0
+    """Fill halo_of [K] and rows, edges [buckets]; gives the local edges, and how many are loops.
+    serves [V] stays 0."""
+    local, loops = 0, 0
     for i in range(own.size):
         for e in range(rowptr[own[i]], rowptr[own[i] + 1]):
             if part_of[col[e]] == part:
                 local += 1
+                loops += col[e] == own[i]
             else:
                 serves[col[e]] += 1
     for i in range(own.size):
@@ -57,7 +59,7 @@ def _count_part(rowptr, col, part_of, own, part, serves, halo_of, rows, edges):
                 edges[bucket] += serves[u]
                 halo_of[part_of[u]] += 1
                 serves[u] = 0
-    return local
+    return local, loops
 
 
 def count_parts(
@@ -66,23 +68,25 @@ def count_parts(
     part_of: np.ndarray,
     order: np.ndarray,
     part_ptr: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, list[tuple[tuple[int, int], ...]]]:
-    """Local edges int64 [K], halo rows by part and owner int64 [K, K], and each part's hotness.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[tuple[int, int], ...]]]:
+    """Local edges int64 [K], loops among them int64 [K], halo rows by part and owner int64 [K, K],
+    and each part's hotness.
 
     The hotness is the (rows, edges) points of ``shape.PartShape.served``, exact at every point.
     """
     num_parts = part_ptr.size - 1
-    local, halo_of = np.zeros(num_parts, np.int64), np.zeros((num_parts, num_parts), np.int64)
+    local, loops = np.zeros((2, num_parts), np.int64)
+    halo_of = np.zeros((num_parts, num_parts), np.int64)
     serves = np.zeros(part_of.size, np.int32 if col.size < 2**31 else np.int64)
     curves = []
     for part in range(num_parts):
         rows, edges = np.zeros(_BUCKETS, np.int64), np.zeros(_BUCKETS, np.int64)
         own = order[part_ptr[part] : part_ptr[part + 1]]
-        local[part] = _count_part(
+        local[part], loops[part] = _count_part(
             rowptr, col, part_of, own, part, serves, halo_of[part], rows, edges
         )
         curves.append(_curve(rows, edges))
-    return local, halo_of, curves
+    return local, loops, halo_of, curves
 
 
 def curve_of(serves: np.ndarray) -> tuple[tuple[int, int], ...]:

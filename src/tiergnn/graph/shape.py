@@ -150,7 +150,8 @@ class GraphShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartShape:
-    """One part: ``halo_of[q]`` of its halo rows are owned by part q.
+    """One part: ``halo_of[q]`` of its halo rows are owned by part q, ``loops`` of its edges go
+    from a row to itself.
 
     ``served`` is the hotness of the halo: (rows, edges) points, both ascending from (0, 0): that
     many of the halo's rows, hottest first, serve so many of the part's edges from other parts.
@@ -163,6 +164,7 @@ class PartShape:
     labelled: int
     halo_of: tuple[int, ...]
     served: tuple[tuple[int, int], ...]
+    loops: int = 0
 
     @property
     def halo(self) -> int:
@@ -251,7 +253,7 @@ def layout_of(
             f"the partition is of {partition.part_of.size} nodes, the graph has {graph.num_nodes}"
         )
     num_parts = partition.num_parts
-    local, halo_of, curves = count_parts(
+    local, loops, halo_of, curves = count_parts(
         graph.rowptr, graph.col, partition.part_of, partition.order, partition.part_ptr
     )
     labelled = np.bincount(partition.part_of[_labelled(graph, split)], minlength=num_parts)
@@ -265,6 +267,7 @@ def layout_of(
                 rows=int(partition.num_nodes[p]),
                 edges=int(edges[p]),
                 local_edges=int(local[p]),
+                loops=int(loops[p]),
                 labelled=int(labelled[p]),
                 halo_of=tuple(halo_of[p].tolist()),
                 served=curves[p],
@@ -284,7 +287,7 @@ def expected_layout(shape: GraphShape, num_parts: int) -> Layout:
     if num_parts < 1:
         raise ConfigError(f"a layout needs 1 part or more, had {num_parts}")
     rows, edges = _deal(shape.num_nodes, num_parts), _deal(shape.num_edges, num_parts)
-    labelled = _deal(shape.num_labelled, num_parts)
+    labelled, loops = (_deal(n, num_parts) for n in (shape.num_labelled, shape.self_loops))
     degrees = np.array(shape.out_degrees.degrees, np.float64)
     counts = np.array(shape.out_degrees.counts, np.float64)
     curve = halo_curve(degrees, counts, shape.num_nodes, num_parts, shape.self_loops)
@@ -300,6 +303,7 @@ def expected_layout(shape: GraphShape, num_parts: int) -> Layout:
                 rows=rows[p],
                 edges=edges[p],
                 local_edges=max(0, edges[p] - cut),
+                loops=loops[p],
                 labelled=labelled[p],
                 halo_of=(*owners[:p], 0, *owners[p:]),
             )

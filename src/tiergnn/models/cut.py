@@ -28,6 +28,7 @@ from tiergnn.models.code import (
 )
 from tiergnn.models.epilogues import epilogue_text
 from tiergnn.models.halves import adjoint_of, columns_of, halves_of, sums_of
+from tiergnn.models.loops import ignores_loops, leaves_out_loops
 from tiergnn.models.moments import moments
 from tiergnn.models.products import PRODUCTS
 from tiergnn.models.rowlocal import name_of
@@ -226,6 +227,8 @@ class _Cut:
             statistic=statistic,
             root=self.root,
             skips_loops=graph and _skips_loops(bound),
+            ignores_loops=ignores_loops(nodes),
+            leaves_out_loops=leaves_out_loops(nodes),
             **self._fields(code),
         )
         if not graph:

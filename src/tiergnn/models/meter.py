@@ -29,6 +29,7 @@ from tiergnn.models.ending import (
     meter_step,
 )
 from tiergnn.models.linearity import Law, peak_of
+from tiergnn.models.loops import without_loops
 from tiergnn.models.moments import moments_grad
 from tiergnn.models.passes import Kept, run_backward, run_forward
 from tiergnn.models.preparing import Preparing
@@ -124,6 +125,7 @@ def meter(
             ),
             loops=loops,
             sorting=sorting.peak(law),
+            without_loops=without_loops([program]),
         ),
         preparing=preparing.peak(law),
         learned=Learned(row.held_bytes, row.state_bytes),

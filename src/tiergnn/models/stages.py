@@ -102,6 +102,9 @@ class Stage:
     # that it runs on rows whose edges are elsewhere: ``Block.bare``.
     by_degrees: bool = field(default=False, repr=False)
     skips_loops: bool = field(default=False, repr=False)  # of the edges that it goes over
+    # Whether it gives the same without loops; and whether it asks for edges without them.
+    ignores_loops: bool = field(default=False, repr=False)
+    leaves_out_loops: bool = field(default=False, repr=False)
     columns: tuple[Stage, ...] = field(default=(), repr=False)
     adjoint: Stage | None = field(default=None, repr=False)
 

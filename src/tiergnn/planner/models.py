@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tiergnn.errors import ConfigError, unknown
-from tiergnn.workload import DTYPE_BYTES, Peak, RowKind, Size, StageWork, Term, Workload
+from tiergnn.workload import DTYPE_BYTES, Peak, RowKind, Size, StageWork, Term, Topology, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +184,7 @@ class _Sketch:
             step_held=2 * total,
             parameter_bytes=total,
             optimizer_bytes=2 * total,
+            topology=Topology(without_loops=_WITHOUT_LOOPS.get(name, "")),
         )
 
 
@@ -328,6 +329,7 @@ def _gat(sketch: _Sketch, widths: Sequence[int], heads: int) -> str:
 
 
 _WIDEST = 2**28  # numbers of a row: 64 bits count the bytes of what is made of them
+_WITHOUT_LOOPS = {"gcn": "alone", "gat": "alone"}
 _DEEPEST = 512  # layers, as of the ready models
 
 CLASSIC: dict[str, Callable[[_Sketch, Sequence[int], int], str]] = {

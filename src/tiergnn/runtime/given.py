@@ -53,7 +53,8 @@ class Given:
         given = [(b, b.holds) for b in schedule.buffers if b.given and b.holds is not None]
         for _, holds in given:
             if holds.what in _EDGES and self._device.type == "cuda":
-                sort_edges(self._parts.block(holds.part), out=holds.what is What.OUT_EDGES)
+                bare, out = isinstance(self._parts, Whole), holds.what is What.OUT_EDGES
+                sort_edges(self._parts.block(holds.part), out=out, bare=bare)
         for buffer, holds in given:
             if holds.what in _ROWS:
                 key = holds, buffer.tier
@@ -125,8 +126,14 @@ class Given:
         """Write rows of the graph again that the disk has damaged; of other rows nothing."""
         for (holds, tier), table in self._rows.items():
             if tier == "disk" and isinstance(table, DiskRows) and table.name == lost.store:
-                rows = self._own(holds.of, holds.part)[lost.first : lost.last]
+                rows = self._lying(holds)[lost.first : lost.last]
                 table.write(slice(lost.first, lost.last), rows.reshape(len(rows), table.width))
+
+    def _lying(self, holds: Content) -> Tensor:
+        """What a table on the disk has of an input."""
+        columns = slice(*(holds.columns or (None,)))
+        rows = self._own(holds.of, holds.part)
+        return rows if holds.columns is None else rows[:, columns]
 
     def close(self) -> None:
         """Give pinned memory back."""

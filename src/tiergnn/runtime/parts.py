@@ -34,11 +34,19 @@ class Parts:
     """Blocks in host memory, made once. ``edge_ids``: blocks know their edges' place in the graph.
     ``hot`` says of each node (bool [V]) whether its row stays on the device: a part's sources are
     its own rows, then hot rows of others by owner, then their other rows by owner.
+    ``without_loops``: as ``workload.Topology`` has it.
 
     They share no memory with the graph, whose arrays are not needed any more.
     """
 
-    def __init__(self, partition: Partition, *, edge_ids: bool, hot: np.ndarray | None = None):
+    def __init__(
+        self,
+        partition: Partition,
+        *,
+        edge_ids: bool,
+        hot: np.ndarray | None = None,
+        without_loops: str = "",
+    ):
         self.num_parts = partition.num_parts
         self.num_rows = partition.num_nodes.tolist()
         self.gids: list[Tensor] = []  # int64 [P] each
@@ -77,18 +85,21 @@ class Parts:
             gid = src_gid[:count]
             self.gids.append(gid)
             self._edges.append(_as_slice(eid) if edge_ids else slice(0, 0))
-            self.blocks.append(
-                Block(
-                    rowptr=torch.from_numpy(csr.rowptr),
-                    col=torch.from_numpy(col),
-                    num_src=csr.num_src,
-                    dst_gid=gid,
-                    src_gid=src_gid,
-                    eid=eid if edge_ids else None,
-                    num_graph_nodes=graph.num_nodes,
-                    num_graph_edges=graph.num_edges,
-                )
+            block = Block(
+                rowptr=torch.from_numpy(csr.rowptr),
+                col=torch.from_numpy(col),
+                num_src=csr.num_src,
+                dst_gid=gid,
+                src_gid=src_gid,
+                eid=eid if edge_ids else None,
+                num_graph_nodes=graph.num_nodes,
+                num_graph_edges=graph.num_edges,
             )
+            if without_loops == "alone":
+                block = _bare(block)
+            elif without_loops == "beside":
+                _ = block.without_loops
+            self.blocks.append(block)
 
     def places(self, part: int, owner: int) -> tuple[Places, ...]:
         """Where the rows that ``part`` reads of ``owner`` stand: its own, or hot and other ones."""
@@ -156,6 +167,13 @@ class Parts:
         """Another with the same edges, in the place of a part's."""
         self.blocks[part] = block
 
+    def topology_bytes(self, part: int, *, out: bool) -> int:
+        """Bytes of a part's in-edges, or out-edges, and of those without loops beside them."""
+        block = self.blocks[part]
+        bare = vars(block).get("without_loops", block)
+        beside = () if bare is block else bare.transposed if out else (bare.rowptr, bare.col)
+        return topology_bytes(block, out=out) + sum(a.numel() * a.element_size() for a in beside)
+
     def count(self, content: Content, of: str) -> int:
         """Rows of what a buffer holds; ``of`` "nodes" or "edges"."""
         if content.what is What.HOT:
@@ -184,6 +202,16 @@ def _as_slice(index: Tensor) -> Tensor | slice:
     return slice(first, last + 1) if last - first + 1 == index.numel() else index
 
 
+def _bare(block: Block) -> Block:
+    """A block less its loops, whose other edges keep their place in the graph; itself where it has
+    none."""
+    if _has_loops(block.rowptr.numpy(), block.col.numpy()):
+        kept = torch.nonzero(block.col != block.edge_dst).flatten()
+        block = replace(block.only(kept), eid=None if block.eid is None else block.eid[kept])
+    vars(block)["without_loops"] = block
+    return block
+
+
 def moved(block: Block, device: torch.device) -> Block:
     """A block on ``device``, with its out-edges where they were made; itself on the CPU.
 
@@ -198,13 +226,15 @@ def moved(block: Block, device: torch.device) -> Block:
     return there
 
 
-def sort_edges(block: Block, *, out: bool) -> None:
-    """Make on the CPU what a device would need several times its bytes for: edges without loops,
-    and out-edges."""
-    if not _has_loops(block.rowptr.numpy(), block.col.numpy()):
+def sort_edges(block: Block, *, out: bool, bare: bool) -> None:
+    """Make on the CPU what a device would need several times its bytes for: edges without loops
+    (``bare``, or where they were made), and out-edges."""
+    if bare and not _has_loops(block.rowptr.numpy(), block.col.numpy()):
         vars(block)["without_loops"] = block
-    for edges in {block, block.without_loops} if out else ():
-        _ = edges.transposed
+    if out:
+        beside = block.without_loops if bare else vars(block).get("without_loops", block)
+        for edges in {block, beside}:
+            _ = edges.transposed
 
 
 @numba.njit(cache=True, nogil=True)
@@ -224,7 +254,7 @@ def pinned(block: Block) -> tuple[Block, Tensor]:
     copies = []
     for start, array in zip(starts.tolist(), arrays, strict=False):
         place = memory[start : start + array.numel() * array.element_size()]
-        copies.append(place.view(array.dtype).copy_(array))
+        copies.append(place.view(array.dtype).view(array.shape).copy_(array))
     there, bare = _with(block, copies), vars(block).get("without_loops")
     if bare is not None:
         vars(there)["without_loops"] = there if bare is block else bare

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tiergnn.graph.shape import layout_of
 from tiergnn.kernels.block import wrap
 from tiergnn.kernels.dropout import Key, step_key
 from tiergnn.memory.scratch import Scratch
+from tiergnn.models.loops import without_loops
 from tiergnn.models.meter import meter
 from tiergnn.models.trace import Program, trace
 from tiergnn.planner.plan import Plan
@@ -115,6 +117,12 @@ class Staged:
         works = {True: plan.workload}
         if evaluates:
             works[False] = evaluated or meter(self.model, inputs, training=False)
+        # Of the very programs, which share their edges.
+        self._loops = without_loops(self.programs[training] for training in works)
+        works = {
+            training: replace(work, topology=replace(work.topology, without_loops=self._loops))
+            for training, work in works.items()
+        }
         arguments = (plan.shape, layout, plan.machine)
         writes = {True: STRATEGIES[plan.strategy], False: EVALUATIONS[plan.strategy]}
         self._schedules = {
@@ -156,7 +164,7 @@ class Staged:
         if not any(c.what is What.ROWS and c.part < 0 for c in contents):
             hot_frac = self.plan.knobs.hot_frac
             hot = hot_mask(parts, hot_frac) if hot_frac else None
-            return Parts(parts, edge_ids=edge_ids, hot=hot)
+            return Parts(parts, edge_ids=edge_ids, hot=hot, without_loops=self._loops)
         chunks = any(c.what is What.TOPOLOGY and c.part >= 0 for c in contents)
         return Whole(parts, edge_ids=edge_ids, chunks=chunks)
 

@@ -244,7 +244,10 @@ class Transfers:
         block = self._parts.block(here.part)
         if here.what is What.TOPOLOGY:
             self._buffers.put(target, moved(block, self._buffers.device))
-        return topology_bytes(block, out=here.what is What.OUT_EDGES)
+        out = here.what is What.OUT_EDGES
+        if isinstance(self._parts, Parts):
+            return self._parts.topology_bytes(here.part, out=out)
+        return topology_bytes(block, out=out)
 
     def _add(self, source: str, target: str) -> None:
         here, there = self._buffers.holds(source), self._buffers.holds(target)

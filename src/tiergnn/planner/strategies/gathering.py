@@ -9,6 +9,7 @@ Legend: P rows of one part, S source rows it reads.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.home import Home
@@ -28,28 +29,39 @@ class Gathering:
         self._rows = draft.layout.hot_rows(frac, draft.shape) if frac else None
         self._hot: dict[str, str] = {}  # tensor -> buffer of its hot rows
 
+    def extent(self, part: int) -> Extent:
+        """A part as a block: without loops, where no stage reads them."""
+        extent, topology = self._draft.extent(part), self._draft.workload.topology
+        if topology.without_loops != "alone":
+            return extent
+        return replace(extent, edges=extent.edges - self._draft.layout.parts[part].loops)
+
     def give_topology(self, part: int) -> None:
         """A part's edges, in and out, are there before the first action."""
         draft, tier = self._draft, self._draft.knobs.topology
-        extent = draft.extent(part)
-        for name, (num_bytes, what) in self._topology(extent, backward=True).items():
+        for name, (num_bytes, what) in self._topology(part, backward=True).items():
             suffix = "" if tier == "device" else "@host"
             draft.writer.given(
                 f"{name}.p{part}{suffix}", 0, tier, "topology", num_bytes,
                 holds=Content(what, "", part),
             )  # fmt: skip
 
-    def _topology(self, extent: Extent, *, backward: bool) -> dict[str, tuple[int, What]]:
+    def _topology(self, part: int, *, backward: bool) -> dict[str, tuple[int, What]]:
         """Buffers of a part's edges: bytes, and in which direction."""
-        found = {"topology": (self._draft.block_bytes(extent), What.TOPOLOGY)}
-        if backward:
-            found["topology.out"] = (self._draft.transposed_bytes(extent), What.OUT_EDGES)
-        return found
+        draft, extent = self._draft, self.extent(part)
+        held, out = draft.block_bytes(extent), draft.transposed_bytes(extent)
+        loops = draft.layout.parts[part].loops
+        if draft.workload.topology.without_loops == "beside" and loops:
+            bare = replace(extent, edges=extent.edges - loops)
+            weights = 4 * bare.edges if draft.shape.weighted else 0  # which stay with the others
+            held += draft.csr_bytes(bare)
+            out += draft.transposed_bytes(bare) - weights
+        found = {"topology": (held, What.TOPOLOGY)}
+        return found | ({"topology.out": (out, What.OUT_EDGES)} if backward else {})
 
     def bring_topology(self, part: int, *, backward: bool) -> tuple[list[str], list[str]]:
         """A part's edges on the device, and which of those buffers were brought for this once."""
-        draft, extent = self._draft, self._draft.extent(part)
-        sizes = self._topology(extent, backward=backward)
+        draft, sizes = self._draft, self._topology(part, backward=backward)
         there = [f"{name}.p{part}" for name in sizes]
         if draft.knobs.topology == "device":
             return there, []

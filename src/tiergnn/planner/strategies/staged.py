@@ -168,7 +168,7 @@ class Staged:
     def _compute(self, visit: _Visit, op: Op) -> None:
         """Run a stage's forward on a part; RECOMPUTE keeps what its backward needs."""
         draft, stage, part = self._draft, visit.stage, visit.part
-        extent = draft.extent(part)
+        extent = self._gathering.extent(part)
         for name in stage.gathers:
             self._gathering.add_hot(name, part, visit.inputs[name])
         for name in stage.writes:
@@ -211,7 +211,7 @@ class Staged:
             self._gathering.keep_hot(name, part, buffer)
         if self._snapshot:
             for name in stage.gathers:
-                num_bytes = draft.extent(part).sources * draft.stored_bytes(name)
+                num_bytes = self._gathering.extent(part).sources * draft.stored_bytes(name)
                 entry = f"{name}.p{part}.in.s{stage.index}"
                 self._home.store(
                     entry, "saved", num_bytes, visit.inputs[name], stage=stage.index, part=part,
@@ -303,7 +303,7 @@ class Staged:
         for name in stage.gathers:
             if self._snapshot and stage is not draft.ending:
                 entry = f"{name}.p{part}.in.s{stage.index}"
-                sources = draft.extent(part).sources
+                sources = self._gathering.extent(part).sources
                 holds = Content(What.SOURCES, name, part)
                 visit.inputs[name] = self._gathering.bring(entry, "activations", sources, holds)
                 self._home.drop(entry)
@@ -317,7 +317,7 @@ class Staged:
 
     def _run_backward(self, visit: _Visit, wanted: list[str]) -> None:
         draft, stage, part = self._draft, visit.stage, visit.part
-        extent = draft.extent(part)
+        extent = self._gathering.extent(part)
         self._compute(visit, Op.RECOMPUTE)
         if stage is draft.ending:
             out = draft.workload.output
