@@ -168,10 +168,11 @@ def test_own_rows_wait_for_a_refresh_that_is_not_asynchronous(monkeypatch, excha
     assert all(seen) if asynchronous else not any(seen)
 
 
-def test_without_a_pipeline_all_classes_are_on_one_lane():
-    lanes = {}
+@pytest.mark.parametrize("exchange", ["inputs", "outputs"])
+def test_without_a_pipeline_all_classes_are_on_one_lane(exchange):
+    lanes, way = {}, f"leo 0.1 0.2 {exchange}"
     for pipeline in (True, False):
-        found, _ = ranked("gcn", random_graph(40, 150, 1), "leo 0.1 0.2", 2, pipeline=pipeline)
+        found, _ = ranked("gcn", random_graph(40, 150, 1), way, 2, pipeline=pipeline)
         own = [a for a, _ in found[0].moved if a.op in (Op.AGGREGATE, Op.BACKWARD, Op.COPY)]
         lanes[pipeline] = {a.lane for a in own}
     assert lanes == {True: {Lane.COMPUTE, Lane.PEER, Lane.H2D, Lane.D2H}, False: {Lane.COMPUTE}}

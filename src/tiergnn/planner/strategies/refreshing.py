@@ -152,14 +152,14 @@ class Refreshing:
         del sums[1:]
 
     def _copy(self, stage: StageWork, rank: int, others: list[str], met: int) -> int:
-        rows, row = self._rows(rank), self._draft.sum_bytes(stage)
+        rows, row, knobs = self._rows(rank), self._draft.sum_bytes(stage), self._draft.knobs
         self._summed[rank] = self._draft.take(
             f"sum.s{stage.index}.cache.p{rank}", "cache", rows * row, rank=rank,
             holds=Content(What.SUM_REPLICAS, stage.gathers[0], rank, rows=(0, rows)),
         )  # fmt: skip
         return self._writer.add(
             rank,
-            Lane.PEER if self._draft.knobs.asynchronous else Lane.COMPUTE,
+            Lane.PEER if knobs.asynchronous and knobs.pipeline else Lane.COMPUTE,
             Op.COPY,
             stage=stage.index,
             part=rank,
@@ -248,9 +248,10 @@ class Refreshing:
         if not host:
             return
         amount = self._by.shares(rank, False).host_rows * self._by.stored(chain.user)
+        lane = Lane.D2H if self._draft.knobs.pipeline else Lane.COMPUTE
         self._writer.add(
             rank,
-            Lane.D2H,
+            lane,
             Op.COPY,
             stage=chain.stages[-1].index,
             part=rank,
@@ -258,7 +259,7 @@ class Refreshing:
             writes=[host],
             work=[Work(kind="move", amount=amount, place=self._draft.link("d2h"))],
         )
-        self._writer.release(rank, targets[-1], lane=Lane.D2H)
+        self._writer.release(rank, targets[-1], lane=lane)
 
     def _close(self, chain: Chain) -> None:
         """What was read on the way goes, and the replicas before it."""
