@@ -72,6 +72,8 @@ def test_rows_stay_on_the_device_where_there_is_room_and_it_pays(roomy):
     with pytest.raises(ConfigError, match="sliced has no hot rows") as caught:
         choosing(machine, hot_frac=0.5).trials(["sliced"])
     assert "grinnder" in (caught.value.hint or "")
+    with pytest.raises(ConfigError, match="no strategy of 4 ranks has hot rows"):
+        choosing(preset("a100x8-pcie"), ranks=4, hot_frac=0.5).trials()
 
 
 def test_within_a_budget_another_strategy_holds_to_it(roomy):

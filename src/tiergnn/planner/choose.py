@@ -153,10 +153,6 @@ class Choosing:
             if name not in STRATEGIES:
                 raise unknown("strategy", name, STRATEGIES)
         able = [name for name in STRATEGIES if not self.hot_frac or "hot_frac" in KNOBS[name]]
-        if strategies and not set(able) & set(strategies):
-            raise ConfigError(
-                f"{strategies[0]} has no hot rows", hint=" or ".join(able) + ", or no hot_frac"
-            )
         found = []
         with _uncollected():
             for count in self.counts:
@@ -166,6 +162,12 @@ class Choosing:
                 for name in known:
                     if name in able and (not strategies or name in strategies):
                         found += self._of(name, count)
+        if self.hot_frac and not found:
+            tried = strategies[0] if strategies else f"no strategy of {self.ranks} ranks"
+            raise ConfigError(
+                f"{tried} has {'no ' * bool(strategies)}hot rows",
+                hint=f"{' or '.join(able)} on one rank, or no hot_frac",
+            )
         return found
 
     def _of(self, name: str, ranks: int) -> Iterator[Trial]:
