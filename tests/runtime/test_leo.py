@@ -92,7 +92,9 @@ def test_random_graphs_ranks_and_caches(data):
 )
 @pytest.mark.parametrize("exchange", ["inputs", "outputs"])
 def test_otherwise(knobs, exchange):
-    compare("deep", random_graph(40, 150, 5), f"leo 0.1 0.2 {exchange}", 3, **knobs)
+    found = compare("deep", random_graph(40, 150, 5), f"leo 0.1 0.2 {exchange}", 3, **knobs)
+    again = {a.stage for seen in found for a, _ in seen.moved if a.op is Op.RECOMPUTE}
+    assert again == {*knobs.get("recompute", ())}
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
