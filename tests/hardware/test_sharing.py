@@ -6,9 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from tiergnn.graph.distributions import rmat_shape
+from tiergnn.graph.shape import expected_layout
 from tiergnn.hardware.machine import Machine, Tier
 from tiergnn.hardware.presets import preset
 from tiergnn.hardware.sharing import shared
+from tiergnn.planner.cost import Costs
+from tiergnn.planner.models import classic
+from tiergnn.planner.simulate import simulate
+from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.planner.strategies.known import STRATEGIES
+from tiergnn.schedule.actions import Op
 
 GIB = 2**30
 
@@ -58,3 +66,24 @@ def test_hosts_have_a_network():
     assert (found.num_hosts, found.num_devices) == (2, 2)
     assert found.link("network").Bps.at(1) > 0
     assert "the network was not measured: 10 Gbit/s are assumed" in notes
+
+
+def test_ranks_on_processors_read_each_others_rows_as_their_own():
+    shape = rmat_shape(2_000, 40_000, num_features=64, num_classes=8)
+    machine = shared(cpu(), 2)[0]
+    workload = classic("gin", 64, 8, hidden=64, layers=2)
+    knobs, layout = Knobs(ranks=2), expected_layout(shape, 2)
+    schedule = STRATEGIES["mgg"](workload, shape, layout, machine, knobs)
+    costs = Costs.of(machine)
+    found: dict[int, float] = {}
+    for action in schedule.actions:
+        if action.op is Op.AGGREGATE and action.rank == 0:
+            read = sum(work.amount for work in action.work if work.kind == "gather")
+            launch_s = machine.device.graph_launch_s or machine.device.launch_s
+            found[action.slice] = (costs.seconds(action) - launch_s) / read
+    # Half a thousand kB lie in the caches, wherever they came from.
+    assert found[3] == pytest.approx(found[0], rel=0.05)
+    assert found[3] < 0.8 / machine.device.gather_Bps.at(256)
+    # Lanes side by side take turns on a rank's cores.
+    computed_s = sum(costs.parts(action)[0] for action in schedule.actions if action.rank == 0)
+    assert simulate(schedule, machine, costs).seconds >= computed_s

@@ -199,7 +199,7 @@ def _link_of(work: Work, lane: Lane, device: Device) -> str | None:
     if work.kind == "stream":
         return "host_copy"
     if work.place == "peer":
-        return "peer"
+        return None if device.kind == "cpu" else "peer"  # one memory has all ranks' rows
     if lane == Lane.HOST:
         return "host_gather"
     return None if device.kind == "cpu" else "zero_copy"  # a CPU's memory is the host's

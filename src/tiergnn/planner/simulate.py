@@ -21,6 +21,7 @@ from tiergnn.schedule.order import waits
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Span, Timeline
 
+_CORES = "cores"  # a wire of each rank on a CPU
 # Rows that a kernel reads in place and copies that are not pinned go over the wire of bulk copies.
 WIRE = {"zero_copy": "h2d", "pageable": "h2d", "peer_copy": "peer", "host_gather": "host_copy"}
 
@@ -78,6 +79,8 @@ class _Clock:
         self.absent = {group[0]: len(group) for group in self.group.values()}
         self.running = dict(self.absent)
         self.uses: dict[int, list[LinkUse]] = {}
+        # Lanes of a rank on a CPU compute on its cores, one by one or each at its part of the rate.
+        self.on_cores = machine.device.kind == "cpu" and schedule.num_ranks > 1
         self.wires = self._wires()
         self.events: list[tuple[float, int, int, _Wire | None]] = []
         self.versions = 0
@@ -117,6 +120,9 @@ class _Clock:
             self._hold(action, 1)
         fixed_s, uses = self.costs.parts(action) if action.work else (0.0, ())
         self.uses[i] = [use for use in reversed(uses) if use.num_bytes]
+        if self.on_cores and fixed_s > 0:
+            self.uses[i].append(LinkUse(_CORES, 1, 1 / fixed_s))
+            fixed_s = 0.0
         heappush(self.events, (now + fixed_s, 0, i, None))
 
     def _proceed(self, i: int, now: float) -> None:
@@ -163,6 +169,7 @@ class _Clock:
         shared: dict[tuple[str, int, int], _Wire] = {}
         found: dict[tuple[str, int], _Wire] = {}
         for rank in range(self.schedule.num_ranks):
+            found[_CORES, rank] = _Wire(1.0)
             host, local = divmod(rank, self.machine.num_devices)
             for name, ways in links.items():
                 group = local // max(link.devices for link in ways)

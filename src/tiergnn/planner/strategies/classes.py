@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, partial
 
+from tiergnn.planner.strategies.in_memory import in_memory
 from tiergnn.planner.strategies.pages import fault_pages
 from tiergnn.planner.strategies.ranked import Ranked
 from tiergnn.planner.strategies.shares import Replicas, shares_of
@@ -71,8 +72,13 @@ class Classes:
                     reads=[*own, *others, self._ranked.rooms.edges(op, rank)],
                     writes=[sums[3]],
                     after=after,
-                    work=self._draft.remote_reads(
-                        rank, self._draft.sum_bytes(stage), shares.remote_edges, leaving=leaving
+                    work=in_memory(
+                        self._draft,
+                        self._draft.remote_reads(
+                            rank, self._draft.sum_bytes(stage), shares.remote_edges, leaving=leaving
+                        ),
+                        self._draft.layout.part(rank, leaving=leaving).halo,
+                        leaving=leaving,
                     ),
                 )
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.in_memory import in_memory
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.ranked import Gathered, Ranked, written
 from tiergnn.planner.strategies.reading import Reading
@@ -146,6 +147,17 @@ class _Host:
     def _row_bytes(self, stage: StageWork) -> int:
         return self._ranked.rooms.sent_bytes(stage.gathers)
 
+    def _reads_of_edges(self, rank: int, row_bytes: int, backward: bool) -> list[Work]:
+        """A row for every edge, own rows too."""
+        part = self._draft.layout.part(rank, leaving=backward)
+        read = Work(
+            kind="move",
+            amount=part.edges * row_bytes,
+            grain=max(1, row_bytes),
+            place=self._draft.link("zero_copy", "h2d"),
+        )
+        return in_memory(self._draft, [read], part.sources, leaving=backward)
+
     def _read(self, stage: StageWork, op: Op, sources: dict[int, list[str]]) -> dict[int, str]:
         """Every rank's sums, from rows that all ranks have in host memory."""
         draft, ranks, backward = self._draft, self._ranked.ranks, op is Op.BACKWARD
@@ -170,14 +182,7 @@ class _Host:
                     slice=0,
                     reads=[*everyone, self._ranked.rooms.edges(op, rank)],
                     writes=[made[rank]],
-                    work=[
-                        Work(
-                            kind="move",
-                            amount=draft.layout.part(rank, leaving=backward).edges * row,
-                            grain=max(1, row),
-                            place=draft.link("zero_copy", "h2d"),
-                        )
-                    ],
+                    work=self._reads_of_edges(rank, row, backward),
                 )
             ]
         if draft.num_ranks > 1:
