@@ -79,7 +79,7 @@ class _Clock:
         self.absent = {group[0]: len(group) for group in self.group.values()}
         self.running = dict(self.absent)
         self.uses: dict[int, list[LinkUse]] = {}
-        # Lanes of a rank on a CPU compute on its cores, one by one or each at its part of the rate.
+        # Lanes of a rank on a CPU compute and copy on its cores, each at its part of the rate.
         self.on_cores = machine.device.kind == "cpu" and schedule.num_ranks > 1
         self.wires = self._wires()
         self.events: list[tuple[float, int, int, _Wire | None]] = []
@@ -120,10 +120,19 @@ class _Clock:
             self._hold(action, 1)
         fixed_s, uses = self.costs.parts(action) if action.work else (0.0, ())
         self.uses[i] = [use for use in reversed(uses) if use.num_bytes]
-        if self.on_cores and fixed_s > 0:
-            self.uses[i].append(LinkUse(_CORES, 1, 1 / fixed_s))
+        if self.on_cores:
+            self._to_cores(i, fixed_s)
             fixed_s = 0.0
         heappush(self.events, (now + fixed_s, 0, i, None))
+
+    def _to_cores(self, i: int, fixed_s: float) -> None:
+        """What a rank computes, or copies at its share of the rate of all, is work of its cores."""
+        links = self.machine.links
+        copied = [u for u in self.uses[i] if u.link not in ("network", "disk_read", "disk_write")]
+        busy_s = fixed_s + sum(u.num_bytes / u.Bps * links[u.link].devices for u in copied)
+        self.uses[i] = [use for use in self.uses[i] if use not in copied]
+        if busy_s:
+            self.uses[i].append(LinkUse(_CORES, 1, 1 / busy_s))
 
     def _proceed(self, i: int, now: float) -> None:
         """The next transfer of an action, or its end."""
