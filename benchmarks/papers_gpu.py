@@ -3,6 +3,7 @@
 An R-MAT graph of 111 million nodes and 1.6 billion edges (``--shrink`` N: 1/N of both) is made on
 the device in blocks; features are bfloat16 in host memory, rows off the device as well. The planner
 chooses; where nothing fits, the row has what would do. Each epoch is written as it is known.
+``--modelled`` writes the plan of the whole shape alone, from its counts, on the preset machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import mmap
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,10 @@ from provenance import RESULTS, provenance
 from staged_gpu import as_measured, least_s, link_rates, planned_bytes
 from tiergnn.errors import PlanError
 from tiergnn.graph.csr import Graph
-from tiergnn.graph.shape import shape_of
+from tiergnn.graph.published import published_shape
+from tiergnn.graph.shape import GraphShape, shape_of
 from tiergnn.graph.table import Table
+from tiergnn.hardware.machine import Machine
 from tiergnn.hardware.presets import resolve
 from tiergnn.models.zoo import build
 from tiergnn.planner.choose import Choosing, best
@@ -110,6 +114,38 @@ def graph_of(args: argparse.Namespace) -> tuple[Graph, Features]:
     return graph, features
 
 
+def asked_of(graph: Graph, shape: GraphShape, machine: Machine, args: argparse.Namespace):
+    """The model, and all that its plan is chosen from."""
+    torch.manual_seed(0)
+    model = build(
+        "gcn", FEATURES, CLASSES, hidden_channels=args.hidden, num_layers=args.layers,
+        input_dropout=0.0,
+    )  # fmt: skip
+    options = Options(device=args.device)
+    workload, prepared = (workload_of(graph, model, options, prepared=p) for p in (False, True))
+    budget = machine.with_budgets(device_bytes=parse_bytes(args.budget))
+    return model, Choosing(
+        workload=workload, prepared=prepared, shape=shape, storage=("bfloat16",), machine=budget
+    )
+
+
+def write_modelled(args: argparse.Namespace) -> None:
+    """Plans of 128 columns in 24 GiB and of 256 on the whole card."""
+    args.shrink, args.device, record = 10_000, "cpu", {**provenance(), "modelled": []}
+    graph, _ = graph_of(args)
+    shape = replace(published_shape("papers100M"), feature_dtype="bfloat16")
+    for args.hidden, args.budget in ((128, "24GiB"), (256, "138GiB")):
+        _, asked = asked_of(graph, shape, resolve(args.machine), args)
+        plan = best(asked.trials(args.strategies))
+        moved = {str(lane): n for lane, n in plan.timeline.moved_bytes().items() if n}
+        record["modelled"].append(
+            {"hidden": args.hidden, "device budget": args.budget, "plan": str(plan).splitlines(),
+             "seconds": plan.seconds, "peak_bytes": plan.peak_bytes, "moved_bytes": moved}
+        )  # fmt: skip
+        print(plan)
+    (args.out / "papers-modelled.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
@@ -121,8 +157,12 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--shrink", type=int, default=1, help="graphs this many times smaller")
     parser.add_argument("--limit-s", type=float, default=540.0)
+    parser.add_argument("--modelled", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    if args.modelled:
+        write_modelled(args)
+        return
     begun = clock = time.monotonic()
     record: dict[str, Any] = {**provenance(), "took_s": {}, "epochs_s": [], "losses": []}
     args.out.mkdir(parents=True, exist_ok=True)
@@ -141,18 +181,9 @@ def main() -> None:
         record["gpu"] = torch.cuda.get_device_name()
         torch.cuda.empty_cache()
     lap("graph")
-    torch.manual_seed(0)
-    model = build(
-        "gcn", FEATURES, CLASSES, hidden_channels=args.hidden, num_layers=args.layers,
-        input_dropout=0.0,
-    )  # fmt: skip
-    workload = workload_of(graph, model, Options(device=args.device))
-    lap("metering")
     machine = as_measured(resolve(args.machine), rates)
-    asked = Choosing(
-        workload=workload, shape=shape_of(graph), storage=("bfloat16",),
-        machine=machine.with_budgets(device_bytes=parse_bytes(args.budget)),
-    )  # fmt: skip
+    model, asked = asked_of(graph, shape_of(graph), machine, args)
+    lap("metering")
     try:
         plan = best(asked.trials(args.strategies))
     except PlanError as error:

@@ -233,6 +233,7 @@ class Workload:
     topology: Topology = Topology()
     learned: Learned = Learned()
     preparing: Peak = Peak()  # the most held beside inputs while some of them are made
+    by_column: bool = True  # whether these are made column by column, from those of x
     buffer_bytes: int = 0  # of the model's buffers, and of single numbers between steps
     label_bytes: int = 0  # of a node's label and its id, on a device that is not the host
 

@@ -49,20 +49,23 @@ def random_graph(
 
 
 @cache
-def workload(name: str, dtype: torch.dtype, training: bool):
+def workload(name: str, dtype: torch.dtype, training: bool, prepared: bool = False):
     inputs = {"x": torch.ones(16, WIDTH, dtype=dtype)}
     if name in OF_EDGES:
         inputs["edge_weight"] = torch.ones(16, dtype=dtype)
         inputs["edge_attr"] = torch.ones(16, EDGE_WIDTH, dtype=dtype)
     torch.manual_seed(0)
-    return meter(NETS[name]().to(dtype), inputs, training=training)
+    return meter(NETS[name]().to(dtype), inputs, training=training, prepared=prepared)
 
 
-def plan_of(name: str, strategy: str, knobs: Knobs, graph: Graph, parts: Partition, dtype, there):
+def plan_of(
+    name: str, strategy: str, knobs: Knobs, graph: Graph, parts: Partition, dtype, there,
+    prepared: bool = False,
+):  # fmt: skip
     return Plan(
         strategy=strategy,
         knobs=knobs,
-        workload=workload(name, dtype, True),
+        workload=workload(name, dtype, True, prepared),
         shape=shape_of(graph),
         layout=layout_of(parts, graph, hot_frac=knobs.hot_frac),
         machine=there,
@@ -81,7 +84,7 @@ class Pair:
     @classmethod
     def make(
         cls, name, graph, strategy, knobs, *, dtype=torch.float64, seed=0, there=None, scratch=None,
-        device="cpu", owners=None,
+        device="cpu", owners=None, prepared=False,
     ):  # fmt: skip
         torch.manual_seed(seed)
         model = NETS[name]().to(dtype)
@@ -89,11 +92,12 @@ class Pair:
             draw = np.random.default_rng(seed)
             owners = draw.integers(0, knobs.parts, graph.num_nodes).astype(np.int32)
         parts = Partition(graph=graph, part_of=owners, num_parts=knobs.parts)
-        plan = plan_of(name, strategy, knobs, graph, parts, dtype, there or machine(1))
+        there = there or machine(1)
+        plan = plan_of(name, strategy, knobs, graph, parts, dtype, there, prepared)
         other = copy.deepcopy(model)
         staged = Staged(
             model, graph, plan, labelled=graph.splits["train"], dtype=dtype, parts=parts,
-            evaluated=workload(name, dtype, False), scratch=scratch, device=device,
+            evaluated=workload(name, dtype, False, prepared), scratch=scratch, device=device,
         )  # fmt: skip
         return cls(staged, Resident(other, graph, dtype=dtype, device=device), graph, parts)
 

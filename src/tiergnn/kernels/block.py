@@ -67,8 +67,11 @@ class Block:
     num_graph_edges: int | None = None  # of the whole graph; None: num_edges
     turn: int = 0  # source j is row (j + turn) mod S of what is gathered: see ``rows``
     whole: Block | None = field(default=None, repr=False)  # whose rows these are
-    degrees: Tensor | None = None  # int64 [P, 2] of rows whose edges are elsewhere: see ``bare``
     checked: bool = field(default=False, repr=False)  # rowptr and col are known to be right
+    # int32 [P, 2] where the edges are another block's reversed: the in-degrees that its rows had
+    # there, with and without loops.
+    reverses: Tensor | None = None
+    degrees: Tensor | None = None  # int64 [P, 2] of rows whose edges are elsewhere: see ``bare``
     handle: int = field(init=False, repr=False, default=0)  # names it in ops: see ``by_handle``
 
     def __post_init__(self) -> None:

@@ -15,11 +15,13 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from tiergnn.models import functional as ops
+from tiergnn.models import terms
 from tiergnn.models.operation import Operation
 from tiergnn.models.stages import Rows
 from tiergnn.models.traced import fact
 
 EDGE_INPUTS = ("edge_weight", "edge_attr")
+_TERM = ("other", "loop")  # of ``finish_rows``: own rows that are added to a sum, and their weight
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +31,8 @@ class Code:
     ``names`` are those of all tensors that stages may be given, ``writes`` those that this code
     makes. ``plain``: the operation gives its sum where it is a mean; ``mean_of`` is such an
     operation whose sum this code is given. ``adjoint``: the operation, a sum, gives the gradient of
-    what it gathers from that of its result, which it is given instead.
+    what it gathers from that of its result, which it is given instead. ``term`` is an epilogue of
+    the operation whose own rows are added in the code that has the operation, not after it.
     """
 
     nodes: tuple[Node, ...]
@@ -39,6 +42,7 @@ class Code:
     plain: bool = False
     mean_of: Node | None = None
     adjoint: bool = False
+    term: Node | None = None
 
     @property
     def gathers(self) -> dict[Node, str]:
@@ -91,10 +95,24 @@ class Code:
         found: dict[Node, None] = {}
         inside = set(self.nodes)
         for node in self.nodes:
-            sources = own_inputs(node) if node is self.bound else node.all_input_nodes
-            found |= dict.fromkeys(n for n in sources if n not in inside)
+            found |= dict.fromkeys(n for n in self.sources(node) if n not in inside)
         handed = [n for n in self.writes.values() if n not in inside]
         return list(found | dict.fromkeys(handed))
+
+    def sources(self, node: Node) -> list[Node]:
+        """What a node of this code reads, but for rows of sources."""
+        if node is self.bound:
+            given = own_inputs(node)
+            if self.term is not None:
+                other, loop = self.term.kwargs["other"], self.term.kwargs["loop"]
+                added = [loop] if self.adjoint else [other, loop]
+                given += [n for n in added if isinstance(n, Node)]
+            return given
+        if node is self.term:
+            found: list[Node] = []
+            map_arg({k: v for k, v in node.kwargs.items() if k not in _TERM}, found.append)
+            return found
+        return node.all_input_nodes
 
     @property
     def function(self) -> Callable[..., tuple[Tensor, ...]]:
@@ -124,6 +142,22 @@ class Code:
                 given |= {"reduce": "sum"} if self.plain else {}
                 given |= {"adjoint": True} if self.adjoint else {}
                 made[node] = graph.call_function(node.target, (), given)  # pyright: ignore[reportArgumentType]
+                if self.term is not None:
+                    (rows,) = sources.values()  # a gradient
+                    own_rows = rows if self.adjoint else map_arg(self.term.kwargs["other"], find)
+                    loop = map_arg(self.term.kwargs["loop"], find)
+                    given = (made[node], own_rows, loop, made["block"])
+                    add = terms.add_own_grad if self.adjoint else terms.add_own
+                    made[node] = graph.call_function(add, given)
+            elif node is self.term:
+                left = dict(node.kwargs) | dict.fromkeys(_TERM)
+                given = {name: map_arg(value, find) for name, value in left.items()}
+                sources_of = self.sources(node)
+                idle = len(sources_of) == 1 and given["act"] == "none"  # nothing else is to be done
+                if idle:
+                    made[node] = find(sources_of[0])
+                else:
+                    made[node] = graph.call_function(ops.finish_rows, (), given)
             else:
                 made[node] = graph.node_copy(node, find)
         graph.output(tuple(made[n] for n in self.writes.values()))

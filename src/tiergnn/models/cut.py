@@ -235,13 +235,14 @@ class _Cut:
             return replace(stage, by_degrees=code.by_degrees)
         halves = halves_of(code, index)
         self.between |= {name: rows_of(name, node) for name, node in halves[0].writes.items()}
-        sums, adjoint = sums_of(code, index), adjoint_of(code, index)
+        sums, columns = sums_of(code, index), columns_of(code, index)
+        adjoint = adjoint_of(columns[0], index) if columns and sums else None
         divisible = bool(sums) and sums[0].plain_sum and adjoint is not None
         return replace(
             stage,
             halves=self._divided(stage, halves),
             sums=self._divided(stage, sums),
-            columns=self._divided(stage, columns_of(code, index)),
+            columns=self._divided(stage, columns),
             adjoint=replace(stage, **self._fields(adjoint)) if adjoint and divisible else None,
             divisible=divisible,
             by_degrees=bool(sums) and sums[1].by_degrees,

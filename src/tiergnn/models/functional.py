@@ -65,7 +65,13 @@ def propagate(
         flat = _flat(x) if isinstance(x, Tensor) else RowTable([_flat(t) for t in x.tables])
     if weight is not None and weight.dim() == 2 and columns is not None:
         weight = _of_columns(weight, columns, flat.shape[1])
-    if adjoint:
+    if adjoint and block.reverses is not None:
+        assert isinstance(flat, Tensor)
+        assert weight is None
+        if reduce == "mean":
+            flat = flat / block.reverses[:, int(skip_loops), None].clamp(min=1)
+        out = aggregate(block, flat)
+    elif adjoint:
         assert isinstance(flat, Tensor)
         out = aggregate_grad(block, flat, mean=reduce == "mean", weight_E=weight)
         out = block.straight(out)

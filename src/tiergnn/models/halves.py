@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
+from torch import Tensor
 from torch.fx import Node
 
 from tiergnn.models import functional as ops
-from tiergnn.models.code import Code, suffix
+from tiergnn.models.code import EDGE_INPUTS, Code, gathered_by, suffix
 from tiergnn.models.traced import fact
 
 
@@ -66,27 +68,63 @@ def sums_of(code: Code, index: int) -> tuple[Code, Code] | tuple[()]:
 def columns_of(code: Code, index: int) -> tuple[Code, Code] | tuple[()]:
     """Halves of which the first may run on a slice of columns of the rows that it gathers first;
     what of edges, the block and parameters both need is made in both. () where columns depend on
-    each other.
+    each other. Own rows that a plain sum is added to are added in the first.
     """
     bound = code.bound
     assert bound is not None
     if bound.target not in ops.COLUMNWISE:
         return ()
+    code = replace(code, term=_term_of(code, index))
     name, rest = f"sum.s{index}", _needed(code.writes.values(), [bound], code)
+    first = _ordered(code, _before(code))
+    if code.term is not None:  # what weighs own rows may stand behind the sum
+        first = (*(n for n in first if n is not bound), bound)
     return (
-        replace(code, nodes=_ordered(code, _before(code)), writes={name: bound}),
+        replace(code, nodes=first, writes={name: bound}),
         replace(code, nodes=_ordered(code, rest), bound=None, names={**code.names, bound: name}),
     )
 
 
 def adjoint_of(code: Code, index: int) -> Code | None:
-    """From the gradient of a sum to that of what it gathers, where that is all it takes."""
-    sums = sums_of(code, index)
+    """From the gradient of a sum to that of what it gathers, where that is all it takes. Of half a
+    stage by columns, with what it gave to own rows."""
+    sums = sums_of(replace(code, term=None), index)
     if not sums or sums[0].reads or sums[0].learned:
         return None
+    first = sums[0] if code.term is None else code
     ((gathered, name),) = code.gathers.items()
     names = {**code.names, gathered: f"sum.s{index}"}
-    return replace(sums[0], names=names, writes={name: code.bound}, plain=False, adjoint=True)
+    return replace(first, names=names, writes={name: code.bound}, plain=False, adjoint=True)
+
+
+def _term_of(code: Code, index: int) -> Node | None:
+    """The epilogue of a plain sum that adds the very rows that were gathered, as they are or times
+    what neither parameters nor rows decide."""
+    bound = code.bound
+    assert bound is not None
+    if adjoint_of(code, index) is None or bound.kwargs["reduce"] != "sum":
+        return None
+    ends = [n for n in code.nodes if n.target is ops.finish_rows and n.kwargs["x"] is bound]
+    (gathered,) = code.gathers
+    if len(bound.users) != 1 or not ends or ends[0].kwargs["other"] is not gathered:
+        return None
+    return ends[0] if _is_given(ends[0].kwargs["loop"], code) else None
+
+
+def _is_given(loop: Any, code: Code) -> bool:
+    """Whether the block, edges and what needs no gradient make a number, of each row or of all."""
+    waiting, seen = [n for n in [loop] if isinstance(n, Node)], set()
+    while waiting:
+        node = waiting.pop()
+        value = fact(node).value
+        learned = node.op == "call_module" or (isinstance(value, Tensor) and value.requires_grad)
+        if learned or (node in code.names and node.op != "placeholder"):
+            return False
+        if node.op == "placeholder" and node.target not in ("block", *EDGE_INPUTS):
+            return False
+        waiting += [n for n in node.all_input_nodes if n not in seen]
+        seen.update(node.all_input_nodes)
+    return True
 
 
 def _before(code: Code) -> set[Node]:
@@ -111,7 +149,8 @@ def _needed(ends: Iterable[Node], given: Iterable[Node], code: Code) -> set[Node
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            waiting += [n for n in node.all_input_nodes if n in inside and n not in given]
+            waiting += [n for n in code.sources(node) if n in inside and n not in given]
+            waiting += [n for n in gathered_by(node) if n in inside and n not in given]
     return found
 
 

@@ -128,6 +128,7 @@ def meter(
             without_loops=without_loops([program]),
         ),
         preparing=preparing.peak(law),
+        by_column=all(made.columnwise for made in program.prepared),
         learned=Learned(row.held_bytes, row.state_bytes),
         buffer_bytes=bytes_of(model.buffers()) + _PAGE,
     )

@@ -74,9 +74,9 @@ class Stage:
     second, on the block with all of the rows' edges, takes the total. ``divisible`` are those of
     which the first reads gathered rows and inputs of edges alone: over the out-edges of rows it
     makes their gradients, and the stage has an ``adjoint``, which makes of the gradient of what the
-    first wrote that of what it gathered. ``columns`` (none where columns or heads depend on each
-    other) are again two, of which the first may run on a slice of the columns of what it gathers
-    first.
+    first of ``columns`` wrote that of what it gathered. ``columns`` (none where columns or heads
+    depend on each other) are again two, of which the first may run on a slice of the columns of
+    what it gathers first; own rows that a plain sum is added to are added there.
     """
 
     index: int

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils.checkpoint
+from numba.core.registry import cpu_target
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -31,7 +32,7 @@ from tiergnn.models.stages import Program, Rows, Stage, Statistic
 from tiergnn.models.traced import TracedData, fact, is_traced
 from tiergnn.models.tracer import ModelTracer
 
-__all__ = ["Program", "Rows", "Stage", "Statistic", "trace"]
+__all__ = ["Program", "Rows", "Stage", "Statistic", "trace", "trace_both"]
 
 # What a parameter of forward is, by its name.
 _X = words("x feat feats feature features h input inputs node_feat")
@@ -59,6 +60,10 @@ def trace(
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if not isinstance(model, nn.Module):
         raise ConfigError(f"a model is a torch.nn.Module, had {type(model).__name__}")
+    # Numba knows math's functions by themselves from its first use on, which may be in this trace,
+    # while torch.fx has others in their places.
+    numba_context: Any = cpu_target.target_context
+    numba_context.refresh()
     tracer = ModelTracer(_probe(model, inputs), prepares=prepared)
     root = _Root(model, tracer, tuple(inputs))
     with (
@@ -92,6 +97,18 @@ def trace(
     program = replace(cut(graph, root, training=training), prepared=made)
     del root._count  # it holds the tracer, whose examples nobody reads any more
     return program
+
+
+def trace_both(
+    model: nn.Module, inputs: Mapping[str, Tensor], *, prepared: bool = False
+) -> dict[bool, Program]:
+    """For training (True) and evaluation: this prepares the rows that training does, or none."""
+    training, evaluation = (
+        trace(model, inputs, training=mode, prepared=prepared) for mode in (True, False)
+    )
+    if [made.text for made in training.prepared] != [made.text for made in evaluation.prepared]:
+        evaluation = trace(model, inputs, training=False)
+    return {True: training, False: evaluation}
 
 
 class _Root(nn.Module):

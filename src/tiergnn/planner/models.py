@@ -124,6 +124,8 @@ class _Sketch:
                     backward.append(_stream(o.back * o.out * size))
             graded = graded or o.parameters > 0
         count = sum(o.parameters for o in ops)
+        # Scores, or the very rows that are summed.
+        joined = len(gathers) > 1 or (op.startswith("sum") and reads == gathers)
         keeps = (sum(o.keeps for o in ops) + own_keeps) * size
         widest = max([o.wide for o in ops] + [sum(map(self.width, gathers))]) * size
         last = ops[-1].out * size
@@ -151,8 +153,8 @@ class _Sketch:
                 statistics=(f"s{index}",) if moments_of else (),
                 divisible=op.startswith(("sum", "mean")),
                 by_degrees=not op.startswith("gat"),
-                before=reads if kind == "graph" and len(gathers) > 1 else (),
-                after=reads if kind == "graph" and len(gathers) == 1 else (),
+                before=reads if kind == "graph" and joined else (),
+                after=reads if kind == "graph" and not joined else (),
             )
         )
         self.parameters += count

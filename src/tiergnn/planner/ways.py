@@ -12,7 +12,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.known import KNOBS
+from tiergnn.planner.strategies.known import KNOBS, PREPARING
+from tiergnn.workload import Workload
 
 if TYPE_CHECKING:
     from tiergnn.planner.choose import Choosing, Trial
@@ -43,9 +44,9 @@ class Short(NamedTuple):
     needs: dict[str, int]
 
 
-def ways_of(asked: Choosing, name: str) -> list[Way]:
+def ways_of(asked: Choosing, name: str, workload: Workload) -> list[Way]:
     """Those of a strategy on a machine, the cheapest first."""
-    graph = tuple(s.index for s in asked.workload.stages if s.kind == "graph")
+    graph = tuple(s.index for s in workload.stages if s.kind == "graph")
     ways = [
         *([Way("topology", "turns", ("device",))] if name == "sliced" else []),
         Way("topology", "host", ("device",)),
@@ -58,14 +59,26 @@ def ways_of(asked: Choosing, name: str) -> list[Way]:
 
 
 def staged(asked: Choosing, name: str) -> Iterator[Trial]:
+    """Trials of a strategy, with prepared rows where it has them; without, where none then fits."""
+    if asked.prepared is not None and name in PREPARING:
+        any_fits = False
+        for trial in _staged(asked, name, asked.prepared):
+            any_fits |= trial.plan is not None
+            yield trial
+        if any_fits:
+            return
+    yield from _staged(asked, name, asked.workload)
+
+
+def _staged(asked: Choosing, name: str, workload: Workload) -> Iterator[Trial]:
     """Trials of a strategy, place by place, as rows are computed and in each dtype of storage.
 
     A farther place is slower: it is tried where none nearer fits, or all of them when ``thorough``.
     Where none fits at all, the finest cut in parts of the farthest tells how much would do. The
     fastest is tried with hot rows as well, as many as the device has room for.
     """
-    search, fastest, tried = _Search(asked, name), None, set()
-    ways = ways_of(asked, name)
+    search, fastest, tried = _Search(asked, name, workload), None, set()
+    ways = ways_of(asked, name, workload)
     places = [
         place
         for count in range(len(ways) + 1)
@@ -88,7 +101,7 @@ def staged(asked: Choosing, name: str) -> Iterator[Trial]:
         dtypes = [Way("storage", dtype, ()) for dtype in asked.storage[-1:]]
         finest = search.cuts((*dtypes, *ways))[-1]
         if finest not in tried:
-            yield asked.trial(name, finest)
+            yield asked.trial(name, finest, workload)
     elif asked.hot_frac is None and "hot_frac" in KNOBS[name]:
         yield from _hot(asked, fastest)
 
@@ -111,6 +124,7 @@ class _Search:
 
     asked: Choosing
     name: str
+    workload: Workload
     refused: dict[tuple[Place, int], frozenset[str]] = field(default_factory=dict)
     fits: set[tuple[frozenset[Way], int]] = field(default_factory=set)
 
@@ -126,7 +140,7 @@ class _Search:
             if self._needless(place, i):
                 fitting, i = fitting + 1, i + 1
                 continue
-            trial = self.asked.trial(self.name, cuts[i])
+            trial = self.asked.trial(self.name, cuts[i], self.workload)
             if trial.plan is not None:
                 self.fits.add((frozenset(place), i))
                 fitting, i = fitting + 1, i + 1

@@ -20,7 +20,7 @@ from tiergnn.graph.csr import Graph
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import step_key
 from tiergnn.models.stages import Prepared
-from tiergnn.models.trace import Program, trace
+from tiergnn.models.trace import Program, trace_both
 from tiergnn.planner.strategies import resident
 from tiergnn.runtime.capture import Capture
 from tiergnn.runtime.memory import PeakMeter, check_room, out_of_memory
@@ -105,16 +105,8 @@ class Resident:
         self._evaluation = self._walk(False, resident.evaluation(works[False], shape))
 
     def _trace(self, prepare: bool) -> dict[bool, Program]:
-        """By mode; an evaluation prepares the rows that training does, or none."""
         names = ["x", *self._edges, *([] if self._edge_attr is None else ["edge_attr"])]
-        inputs = self._inputs(names, slice(0, 8))
-        training, evaluation = (
-            trace(self.model, inputs, training=mode, prepared=prepare) for mode in (True, False)
-        )
-        texts = [[made.text for made in p.prepared] for p in (training, evaluation)]
-        if texts[0] != texts[1]:
-            evaluation = trace(self.model, inputs, training=False)
-        return {True: training, False: evaluation}
+        return trace_both(self.model, self._inputs(names, slice(0, 8)), prepared=prepare)
 
     def _has_room(self, needed: dict[str, int], budget_bytes: int | None) -> bool:
         """Whether prepared rows, and the four tables at most on their way, go with what is

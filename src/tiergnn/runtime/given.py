@@ -8,6 +8,8 @@ Legend: V nodes, E edges, R rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from tiergnn.memory.disk import DiskRows
 from tiergnn.memory.pinning import page_bytes, process_pinning
 from tiergnn.memory.scratch import Scratch
 from tiergnn.memory.store import Damaged
+from tiergnn.models.stages import Program
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.parts import Parts, moved, pinned, sort_edges
 from tiergnn.runtime.rows import Rows
@@ -31,7 +34,8 @@ _EDGES = (What.TOPOLOGY, What.OUT_EDGES)
 
 class Given:
     """``x`` and ``edges`` are the graph's rows, by the names of inputs; ``scratch`` the folder for
-    what lies on the disk."""
+    what lies on the disk. ``prepared`` are the programs of inputs that are made of these, column by
+    column, and kept in the dtype ``storage`` off the device (None: as made)."""
 
     def __init__(
         self,
@@ -40,9 +44,13 @@ class Given:
         parts: Parts | Whole,
         device: torch.device,
         scratch: Scratch | None,
+        prepared: Mapping[str, Program] = MappingProxyType({}),
+        storage: torch.dtype | None = None,
     ):
         self._x, self._edges, self._parts = x, edges, parts
         self._device, self._scratch = device, scratch
+        self._prepared, self._storage = prepared, storage
+        self._whole: Block | None = None  # on the device while rows are prepared
         self._rows: dict[tuple[Content, str], Tensor | DiskRows] = {}
         self._blocks: dict[int, Block] = {}  # on the device, or pinned
         self._pinned: list[Tensor] = []
@@ -51,9 +59,10 @@ class Given:
         """Give a schedule's buffers what they hold. Out-edges are made before activations are
         there, and in host memory, since sorting them takes several times their bytes."""
         given = [(b, b.holds) for b in schedule.buffers if b.given and b.holds is not None]
-        for _, holds in given:
+        for buffer, holds in given:
             if holds.what in _EDGES and self._device.type == "cuda":
-                bare, out = isinstance(self._parts, Whole), holds.what is What.OUT_EDGES
+                out = holds.what is What.OUT_EDGES and not _is_reversed(buffer, holds)
+                bare = isinstance(self._parts, Whole)
                 sort_edges(self._parts.block(holds.part), out=out, bare=bare)
         for buffer, holds in given:
             if holds.what in _ROWS:
@@ -61,8 +70,30 @@ class Given:
                 if key not in self._rows:
                     self._rows[key] = self._input(buffer, holds)
                 buffers.give(buffer.name, self._rows[key])
+            elif holds.what is What.DEGREES:
+                buffers.give(buffer.name, self._degrees)
+            elif _is_reversed(buffer, holds):
+                buffers.give(buffer.name, self._reversed)
             else:
                 buffers.give(buffer.name, self._block(holds.part, buffer.tier))
+        self._whole = None
+
+    @cached_property
+    def _degrees(self) -> tuple[Tensor, Tensor]:
+        assert isinstance(self._parts, Whole)
+        known = self._parts.degrees, self._parts.gid
+        return known[0].to(self._device), known[1].to(self._device)
+
+    @cached_property
+    def _reversed(self) -> Block:
+        """All out-edges, to be brought when their turn comes."""
+        assert isinstance(self._parts, Whole)
+        block = self._parts.reversed
+        if self._device == block.device:
+            return block
+        there, memory = pinned(block)
+        self._pin(memory)
+        return there
 
     def _block(self, part: int, tier: str) -> Block:
         block = self._parts.block(part)
@@ -83,8 +114,14 @@ class Given:
         if holds.what is What.HOT:
             assert isinstance(self._parts, Parts)
             return self._x.stored[self._parts.hot.gids].to(self._device)
-        rows = self._own(holds.of, holds.part)
         columns = slice(*(holds.columns or (None,)))
+        if holds.of in self._prepared:
+            rows = self._make(holds.of, columns)
+            if buffer.tier == "device":
+                return rows
+            rows = rows.to(self._storage or rows.dtype)
+            return self._table(holds, rows) if buffer.tier == "disk" else self._in_host(rows)
+        rows = self._own(holds.of, holds.part)
         if holds.columns is not None:
             rows = rows[:, columns]
         if buffer.tier == "device":
@@ -93,6 +130,20 @@ class Given:
         if buffer.tier == "disk":
             return self._table(holds, rows)
         return self._in_host(rows)
+
+    @torch.no_grad()
+    def _make(self, name: str, columns: slice) -> Tensor:
+        """Some columns [V, C] of a prepared input, on the device."""
+        if self._whole is None:
+            self._whole = moved(self._parts.block(-1), self._device)
+        program, given = self._prepared[name], {}
+        for need in program.needs:
+            if need == "x":
+                stored = self._own(need, -1)[:, columns].contiguous().to(self._device)
+                given[need] = self._x.decode(stored, columns)
+            else:
+                given[need] = self._own(need, -1).to(self._device)
+        return program.run(given, self._whole)
 
     def _in_host(self, rows: Tensor) -> Tensor:
         if self._device.type != "cuda" or not rows.numel():
@@ -132,6 +183,10 @@ class Given:
     def _lying(self, holds: Content) -> Tensor:
         """What a table on the disk has of an input."""
         columns = slice(*(holds.columns or (None,)))
+        if holds.of in self._prepared:
+            made = self._make(holds.of, columns)
+            self._whole = None
+            return made.to(self._storage or made.dtype)
         rows = self._own(holds.of, holds.part)
         return rows if holds.columns is None else rows[:, columns]
 
@@ -139,3 +194,8 @@ class Given:
         """Give pinned memory back."""
         while self._pinned:
             process_pinning().unpin(self._pinned.pop())
+
+
+def _is_reversed(buffer: Buffer, holds: Content) -> bool:
+    """Whether it holds all out-edges by themselves, which are brought in turns with in-edges."""
+    return holds.what is What.OUT_EDGES and holds.part < 0 and buffer.tier == "host"

@@ -282,5 +282,6 @@ def _with(block: Block, tensors: list[Tensor]) -> Block:
 def topology_bytes(block: Block, *, out: bool) -> int:
     """Bytes of a block's in-edges with what they stand for in the graph, or of its out-edges."""
     gid = block.dst_gid if block.src_gid is None else block.src_gid
-    arrays = block.transposed if out else (block.rowptr, block.col, gid, block.eid)
+    own = block.rowptr, block.col, gid, block.eid, block.reverses
+    arrays = block.transposed if out else own
     return sum(a.numel() * a.element_size() for a in arrays if a is not None)

@@ -102,10 +102,11 @@ class Slices:
         own: dict[str, Tensor] = {}
         block, columns = None, None
         for name, holds in self._buffers.contents(
-            (*action.reads, *action.writes), What.ROWS, What.GRAD, What.TOPOLOGY
+            (*action.reads, *action.writes), What.ROWS, What.GRAD, What.TOPOLOGY, What.OUT_EDGES
         ):
-            if holds.what is What.TOPOLOGY:
-                block = self._buffers.get(name)
+            if holds.what in (What.TOPOLOGY, What.OUT_EDGES):
+                # In-edges know the out-edges that lie beside them.
+                block = self._buffers.get(name) if block is None else block
                 continue
             if holds.of == f"sum.s{half.index}":
                 first, _ = holds.columns or (0, 0)

@@ -29,10 +29,10 @@ from tiergnn.kernels.dropout import Key, step_key
 from tiergnn.memory.scratch import Scratch
 from tiergnn.models.loops import without_loops
 from tiergnn.models.meter import meter
-from tiergnn.models.trace import Program, trace
+from tiergnn.models.trace import trace_both
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.known import EVALUATIONS, KNOBS, STRATEGIES
+from tiergnn.planner.strategies.known import EVALUATIONS, KNOBS, PREPARING, STRATEGIES
 from tiergnn.runtime.again import until_sound
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.executor import indexed
@@ -111,12 +111,12 @@ class Staged:
         if graph.edge_attr is not None:
             self._edges["edge_attr"] = Rows(graph.edge_attr, torch.device("cpu"), dtype)
         inputs = examples(graph, self.device, dtype)
-        self.programs: dict[bool, Program] = {
-            training: trace(self.model, inputs, training=training) for training in (True, False)
-        }
+        prepared = bool(plan.workload.prepared)
+        self.programs = trace_both(self.model, inputs, prepared=prepared)
         works = {True: plan.workload}
         if evaluates:
-            works[False] = evaluated or meter(self.model, inputs, training=False)
+            prepared = bool(self.programs[False].prepared)
+            works[False] = evaluated or meter(self.model, inputs, training=False, prepared=prepared)
         # Of the very programs, which share their edges.
         self._loops = without_loops(self.programs[training] for training in works)
         works = {
@@ -141,7 +141,10 @@ class Staged:
             )
             weakref.finalize(self, self._scratch.close)  # of a run that failed, or was forgotten
         self._memory = HostMemory(self.device)
-        self._given = Given(self._x, self._edges, self.parts, self.device, self._scratch)
+        made = {p.name: p.program for p in self.programs[True].prepared}
+        self._given = Given(
+            self._x, self._edges, self.parts, self.device, self._scratch, made, self._storage
+        )
         with out_of_memory(self.device, "loading the graph"):
             self._walks = {
                 training: self._walk(training, schedule, dtype)
@@ -158,6 +161,12 @@ class Staged:
         """Of an evaluation."""
         return self._schedules[False]
 
+    @property
+    def _storage(self) -> torch.dtype | None:
+        """Of rows off the device, where it is not as they are computed."""
+        name = self.plan.knobs.storage
+        return None if name is None else getattr(torch, name)
+
     def _divide(self, parts: Partition, edge_ids: bool) -> Parts | Whole:
         """The parts as blocks, or all rows together where the schedule has buffers of these."""
         contents = [b.holds for b in self.schedule.buffers if b.holds is not None]
@@ -172,20 +181,19 @@ class Staged:
         plan = self.plan
         return Draft(
             plan.strategy, workload, plan.shape, layout, plan.machine, plan.knobs,
-            uses=KNOBS[plan.strategy],
+            uses=KNOBS[plan.strategy], prepares=plan.strategy in PREPARING,
         )  # fmt: skip
 
     def _walk(self, training: bool, schedule: Schedule, dtype: torch.dtype) -> StagedWalk:
         check(schedule, self.plan.machine)
-        machine, storage = self.plan.machine, self.plan.knobs.storage
-        program = self.programs[training]
+        machine, program = self.plan.machine, self.programs[training]
         tiers = ["device", "host", *(["disk"] if machine.disk is not None else [])]
         buffers = Buffers(
             schedule,
             self.parts,
             {**program.rows, **program.between},
             device=self.device,
-            storage=None if storage is None else getattr(torch, storage),
+            storage=self._storage,
             inputs={"x": self._x.stored.dtype} | dict.fromkeys(self._edges, dtype),
             capacities={tier: machine.tier(tier).available_bytes for tier in tiers},
             scratch=self._scratch,
@@ -261,7 +269,7 @@ class Staged:
 
     def not_finite(self) -> str | None:
         """The first NaN or infinity in what the model reads of the graph, in words, or None."""
-        needs = self.programs[True].needs
+        needs = self.programs[True].inputs
         tables: Mapping[str, Rows | Tensor] = {"x": self._x, **self._edges}
         for name, rows in tables.items():
             if name not in needs:

@@ -243,14 +243,16 @@ class StagedWalk:
         )
         return replace(span, start_s=start_s, end_s=end_s)
 
-    def answers(self) -> list[Tensor]:
-        """The lasting rows that the last step left, by parts."""
+    def answers(self) -> Iterator[Tensor]:
+        """The lasting rows that the last step left, by parts; each is let go of when it is given,
+        so that rows of all parts are not held twice, nor while the next steps train."""
         own = [b for b in self.schedule.buffers if b.rank == self._rank]
         lasting = [b for b in own if b.lasting and not b.given and b.holds]
         lasting.sort(key=lambda buffer: buffer.holds.part if buffer.holds else 0)
         if self._buffers.device.type == "cuda":
             torch.cuda.synchronize(self._buffers.device)
-        return [self._buffers.get(buffer.name) for buffer in lasting]
+        for buffer in lasting:
+            yield self._buffers.take(buffer.name)
 
     @property
     def peak_bytes(self) -> dict[str, int]:

@@ -25,7 +25,7 @@ from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.parts import Parts, moved, topology_bytes
 from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Action
-from tiergnn.schedule.contents import Content, What
+from tiergnn.schedule.contents import What
 
 Decode = Callable[[Tensor, slice], Tensor]
 _OWN = (What.ROWS, What.GRAD)
@@ -97,8 +97,8 @@ class Transfers:
         table = _table(cast(Tensor, room(one)), self._place(one))
         homes = self._buffers.get if into else self._buffers.room
         slices = [
-            _table(cast(Tensor, homes(name)), (self._place(name)[0], columns))[rows]
-            for name, columns in zip(many, places, strict=True)
+            _table(cast(Tensor, homes(name)), place)[_within(rows, place[0])]
+            for name, place in ((name, self._place(name)) for name in many)
         ]
         return slices, table[:, places[0].start : places[-1].stop], into
 
@@ -142,7 +142,7 @@ class Transfers:
     def _copy(self, source: str, target: str) -> int:
         here, there = self._buffers.holds(source), self._buffers.holds(target)
         if here.what in _TOPOLOGY:
-            return self._copy_topology(here, target)
+            return self._copy_topology(source, target)
         if What.HOT in (here.what, there.what):
             return self._copy_hot(source, target)
         alike = (here.part, here.columns) == (there.part, there.columns)
@@ -239,8 +239,13 @@ class Transfers:
         rows = (self._parts.edges if of_edges else self._parts.rows)(holds.part)
         return slice(*rows), slice(*(holds.columns or (0, self._buffers.width(holds.of))))
 
-    def _copy_topology(self, here: Content, target: str) -> int:
+    def _copy_topology(self, source: str, target: str) -> int:
         """On a CPU the device reads a block where it is: nobody writes one."""
+        here = self._buffers.holds(source)
+        if here.what is What.OUT_EDGES and here.part < 0:
+            block = self._buffers.get(source)
+            self._buffers.put(target, moved(block, self._buffers.device))
+            return topology_bytes(block, out=False)
         block = self._parts.block(here.part)
         if here.what is What.TOPOLOGY:
             self._buffers.put(target, moved(block, self._buffers.device))

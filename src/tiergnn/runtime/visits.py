@@ -63,8 +63,12 @@ class Visits:
         return torch.stack(losses).sum() if losses else torch.zeros(())
 
     def _block(self, action: Action) -> Block:
-        """The part's edges: those that were brought, or those that stay on the device."""
+        """The part's edges: those that were brought, or those that stay on the device, or how many
+        its rows have."""
         for name, holds in self._buffers.contents(action.reads):
+            if holds.what is What.DEGREES:
+                assert isinstance(self._parts, Whole)
+                return self._parts.bare(self._buffers.get(name), action.part)
             if holds.what is What.TOPOLOGY:
                 block = self._buffers.get(name)
                 if holds.part == action.part or isinstance(self._parts, Parts):

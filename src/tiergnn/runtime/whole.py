@@ -6,7 +6,9 @@ Legend: V nodes, E edges, K parts, P rows of one part.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,7 +34,7 @@ class Whole:
             place = np.repeat(rowptr[order] - moved[:-1], degrees) + np.arange(graph.num_edges)
             col = partition.position[col[place]].astype(col.dtype)
             rowptr = moved
-        gid = torch.from_numpy(order.astype(np.int64))
+        gid = self.gid = torch.from_numpy(order.astype(np.int64))
         self.gids = [gid[first:last] for first, last in map(self.rows, range(self.num_parts))]
         self._gid = gid if place is not None else None
         self._place = None if place is None or not edge_ids else torch.from_numpy(place)
@@ -61,6 +63,34 @@ class Whole:
     def block(self, part: int) -> Block:
         """The in-edges of all rows (-1), or with ``chunks`` of a part's."""
         return self._blocks[part]
+
+    @cached_property
+    def reversed(self) -> Block:
+        """The out-edges of all rows as the in-edges of a block, to take gradients of sums back."""
+        block = self._blocks[-1]
+        made = _reversed(block, self.degrees)
+        bare = block.without_loops
+        vars(made)["without_loops"] = made if bare is block else _reversed(bare, self.degrees)
+        return made
+
+    @cached_property
+    def degrees(self) -> Tensor:
+        """int32 [V, 2]: in-edges of every row, with and without loops."""
+        found = torch.zeros(len(self.gid), 2, dtype=torch.int32)
+        for part, block in self._blocks.items():
+            first, last = self.rows(part)
+            _count(block.rowptr.numpy(), block.col.numpy(), found[first:last].numpy())
+        return found
+
+    def bare(self, known: tuple[Tensor, Tensor], part: int) -> Block:
+        """A part's rows without their edges, of the degrees and ids [V, ...] of all rows."""
+        degrees, gid = (rows[slice(*self.rows(part))] for rows in known)
+        return Block.bare(
+            degrees.to(torch.int64),
+            gid,
+            num_graph_nodes=self._row_ptr[-1],
+            num_graph_edges=self._edge_ptr[-1],
+        )
 
     def keep(self, part: int, block: Block) -> None:
         """Another with the same edges, in the place of one."""
@@ -93,3 +123,22 @@ class Whole:
             return rows[first:last] if self._place is None else rows[self._place[first:last]]
         first, last = self.rows(part)
         return rows[first:last] if self._gid is None else rows[self._gid[first:last]]
+
+
+def _reversed(block: Block, degrees: Tensor) -> Block:
+    """Its out-edges as in-edges; where they stand among its own is forgotten."""
+    rowptr_t, dst_t, _ = vars(block).pop("transposed", None) or block.transposed
+    vars(block).pop("transposed", None)
+    return Block(rowptr=rowptr_t, col=dst_t, num_src=block.num_src, reverses=degrees)
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(rowptr, col, out):
+    """out [P, 2]: in-edges of every row, and those that are no loops. A block's own rows are its
+    first sources."""
+    for row in range(rowptr.size - 1):
+        loops = 0
+        for e in range(rowptr[row], rowptr[row + 1]):
+            loops += col[e] == row
+        out[row, 0] = rowptr[row + 1] - rowptr[row]
+        out[row, 1] = out[row, 0] - loops

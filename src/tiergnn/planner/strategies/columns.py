@@ -5,7 +5,7 @@ Legend: V nodes of the graph, E edges.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 
 from tiergnn.graph.shape import PartShape
@@ -32,6 +32,10 @@ def _largest(parts: Sequence[PartShape]) -> list[int]:
     return found
 
 
+_DEGREE_BYTES = 16  # of a row: how many in-edges it has, with and without loops, and its id
+_VIEW_BYTES = 24  # of a row of a block without its edges: degrees, and an empty row pointer
+
+
 class Columns:
     """Aggregations of one device; ``graded`` names the tensors whose gradient is there.
 
@@ -46,6 +50,7 @@ class Columns:
             self._chunks = _largest(draft.layout.parts)
         self.graded: set[str] = set()
         self._edges: dict[int, dict[str, tuple[int, Content]]] = {}
+        self._turn = ""  # of the edges one way or the other, which are on the device now
 
     def open_grad(self, name: str) -> None:
         """Room for a tensor's gradient, where there is none yet."""
@@ -54,13 +59,28 @@ class Columns:
             self._slices.open(f"{name}.grad", "gradients", of=name)
 
     def give_topology(self) -> None:
+        """The edges where they lie; on the device how many each row has, for row-local code."""
         draft = self._draft
-        on_device = draft.knobs.topology == "device"
-        for part in (-1,) if on_device else draft.parts:
+        in_chunks = draft.knobs.topology == "host"
+        tier = "device" if draft.knobs.topology == "device" else "host"
+        for part in draft.parts if in_chunks else (-1,):
             for name, (num_bytes, holds) in self._topology(part).items():
-                place = name if on_device else f"{name}.p{part}@host"
-                tier = draft.knobs.topology
-                self._writer.given(place, 0, tier, "topology", num_bytes, holds=holds)
+                home = self._home(name, part)
+                self._writer.given(home, 0, tier, "topology", num_bytes, holds=holds)
+        if any(stage.by_degrees for stage in draft.workload.stages):
+            num_bytes = _DEGREE_BYTES * draft.whole.rows
+            holds = Content(What.DEGREES)
+            self._writer.given("degrees", 0, "device", "topology", num_bytes, holds=holds)
+
+    def _home(self, name: str, part: int) -> str:
+        block = "" if part < 0 else f".p{part}"
+        return f"{name}{block}" + ("" if self._draft.knobs.topology == "device" else "@host")
+
+    def close(self) -> None:
+        """The edges that were brought last are not needed any more."""
+        if self._turn:
+            self._writer.release(0, self._turn)
+        self._turn = ""
 
     def _topology(self, part: int) -> dict[str, tuple[int, Content]]:
         """The in-edges of a block's rows (-1: of all) and, by their sources, the same edges."""
@@ -68,10 +88,12 @@ class Columns:
             draft, extent = self._draft, self._extent(part)
             held = draft.csr_bytes(extent) + 8 * extent.rows
             held += 8 * extent.edges if draft.edge_ids else 0
-            out = Content(What.OUT_EDGES, "", part)
+            out = draft.transposed_bytes(extent)
+            if draft.knobs.topology == "turns":
+                out = draft.csr_bytes(extent) + 8 * extent.rows  # and degrees, for means
             self._edges[part] = {
                 "topology": (held, Content(What.TOPOLOGY, "", part)),
-                "topology.out": (draft.transposed_bytes(extent), out),
+                "topology.out": (out, Content(What.OUT_EDGES, "", part)),
             }
         return self._edges[part]
 
@@ -85,52 +107,78 @@ class Columns:
     def bring_topology(self, part: int, *, backward: bool) -> tuple[list[str], list[str]]:
         """The edges of a block's rows (-1: of all) on the device, and which of those buffers were
         brought for this once."""
-        draft = self._draft
         names = ("topology", "topology.out") if backward else ("topology",)
-        if draft.knobs.topology == "device":
+        if self._draft.knobs.topology == "device":
             return list(names), []
-        brought = []
-        for name in names:
-            num_bytes, holds = self._topology(part)[name]
-            buffer = draft.take(
-                f"{name}.p{part}", "topology", num_bytes, lane=Lane.H2D, holds=holds
-            )
-            self._writer.add(
-                0,
-                Lane.H2D,
-                Op.COPY,
-                part=part,
-                reads=[f"{name}.p{part}@host"],
-                writes=[buffer],
-                work=[Work(kind="move", amount=num_bytes, place=draft.link("h2d"))],
-            )
-            brought.append(buffer)
+        if self._draft.knobs.topology == "turns":
+            return [self._take_turn(names[-1])], []
+        brought = [self._bring(name, part) for name in names]
         return brought, brought
 
-    def view_bytes(self, part: int) -> int:
+    @property
+    def turn_bytes(self) -> int:
+        """Of all in-edges, where they are not on the device between steps."""
+        if self._draft.knobs.topology != "turns":
+            return 0
+        num_bytes, _ = self._topology(-1)["topology"]
+        return num_bytes
+
+    def _take_turn(self, name: str) -> str:
+        """All edges one way, in the place of those the other way."""
+        if self._turn.partition("~")[0] != name:
+            self.close()
+            self._turn = self._bring(name, -1)
+        return self._turn
+
+    def _bring(self, name: str, part: int) -> str:
+        draft, (num_bytes, holds) = self._draft, self._topology(part)[name]
+        label = name if part < 0 else f"{name}.p{part}"
+        buffer = draft.take(label, "topology", num_bytes, lane=Lane.H2D, holds=holds)
+        self._writer.add(
+            0,
+            Lane.H2D,
+            Op.COPY,
+            part=part,
+            reads=[self._home(name, part)],
+            writes=[buffer],
+            work=[Work(kind="move", amount=num_bytes, place=draft.link("h2d"))],
+        )
+        return buffer
+
+    def of_rows(self, stage: StageWork, part: int) -> tuple[list[str], list[str]]:
+        """What row-local code of a block reads of its edges: how many each row has, or, if it asks
+        for more, themselves. And which of that was brought for this once."""
+        if stage.by_degrees:
+            return ["degrees"], []
+        return self.bring_topology(part, backward=False)
+
+    def view_bytes(self, stage: StageWork, part: int) -> int:
         """Of a block of rows cut out of all of them, while it is at work."""
+        shape = self._draft.layout.parts[part]
+        if stage.by_degrees:
+            return _VIEW_BYTES * shape.rows + 8
         if self._draft.knobs.topology != "device":
             return 0
-        shape = self._draft.layout.parts[part]
         return self._draft.csr_bytes(Extent(shape.rows, shape.rows, shape.edges))
 
-    def aggregate(self, stage: StageWork, op: Op) -> None:
-        """Slice after slice over all rows, from the gathered rows to sums."""
+    def aggregate(self, stage: StageWork, op: Op, last: Container[str] = ()) -> None:
+        """Slice after slice over all rows, from the gathered rows to sums; ``last``: the tensors
+        that nobody reads after that."""
         main = stage.gathers[0]
         total = f"sum.s{stage.index}"
         self._slices.open(total, "activations", of=main)
         whole = {name: self._slices.bring(name, 0) for name in self._uncut(stage)}
-        begun = ahead(range(self._slices.count(main)), partial(self._begin_slice, stage))
+        begun = ahead(range(self._slices.count(main)), partial(self._begin_slice, stage, last))
         for index, inputs in begun:
             out = self._slices.room(total, index)
             self._run_slice(stage, op, index, [*inputs.values(), *whole.values()], [out])
             for name, buffer in inputs.items():
-                self._slices.leave(name, index, buffer, written=False)
+                self._slices.leave(name, index, buffer, written=False, last=name in last)
             self._slices.leave(total, index, out, written=True)
         for name, buffer in whole.items():
             self._slices.leave(name, 0, buffer, written=False)
 
-    def _cut(self, stage: StageWork) -> list[str]:
+    def cut(self, stage: StageWork) -> list[str]:
         """The tensors of nodes that an aggregation takes slice by slice."""
         names = [stage.gathers[0]]
         names += [n for n in stage.before if like(self._draft, stage, n)]
@@ -139,11 +187,14 @@ class Columns:
     def _uncut(self, stage: StageWork) -> list[str]:
         """Those that it reads whole, whatever the slice: scores."""
         names = [*stage.gathers, *stage.before]
-        cut = self._cut(stage)
+        cut = self.cut(stage)
         return [n for n in dict.fromkeys(names) if n not in cut and not self._draft.of_edges(n)]
 
-    def _begin_slice(self, stage: StageWork, index: int) -> tuple[int, dict[str, str]]:
-        return index, {name: self._slices.bring(name, index) for name in self._cut(stage)}
+    def _begin_slice(
+        self, stage: StageWork, last: Container[str], index: int
+    ) -> tuple[int, dict[str, str]]:
+        bring = self._slices.bring
+        return index, {name: bring(name, index, last=name in last) for name in self.cut(stage)}
 
     def _run_slice(
         self,
@@ -217,7 +268,7 @@ class Columns:
         """Slice after slice, from the gradients of sums to those of the rows that were gathered."""
         draft, slices, total = self._draft, self._slices, f"sum.s{stage.index}.grad"
         again = not stage.divisible
-        cut = [n for n in self._cut(stage) if draft.has_grad(n)]
+        cut = [n for n in self.cut(stage) if draft.has_grad(n)]
         uncut = [n for n in self._uncut(stage) if draft.has_grad(n)]
         whole = {n: slices.bring(n, 0) for n in self._uncut(stage)} if again else {}
         olds = {n for n in (*cut, *uncut) if n in self.graded}
@@ -231,9 +282,9 @@ class Columns:
                 self._writer.add(0, Lane.COMPUTE, Op.ZERO, writes=[scores[name]])
 
         def begin(index: int) -> tuple[int, dict[str, str], dict[str, str]]:
-            inputs = {total: slices.bring(total, index)}
+            inputs = {total: slices.bring(total, index, last=True)}
             if again:
-                inputs |= {name: slices.bring(name, index) for name in self._cut(stage)}
+                inputs |= {name: slices.bring(name, index) for name in self.cut(stage)}
             return index, inputs, {n: slices.bring(f"{n}.grad", index) for n in cut if n in olds}
 
         for index, inputs, grads in ahead(range(slices.count(stage.gathers[0])), begin):
@@ -245,7 +296,7 @@ class Columns:
             reads = [*inputs.values(), *whole.values(), *read, *scores.values()]
             self._run_slice(stage, Op.BACKWARD, index, reads, out)
             for name, buffer in inputs.items():
-                slices.leave(name, index, buffer, written=False)
+                slices.leave(name, index, buffer, written=False, last=name == total)
             for name, buffer in grads.items():
                 slices.leave(f"{name}.grad", index, buffer, written=True)
         for name, buffer in whole.items():

@@ -21,15 +21,16 @@ from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule, Writer
 from tiergnn.schedule.sizing import Sized, Sizer
-from tiergnn.workload import DTYPE_BYTES, Extent, StageWork, Workload
+from tiergnn.workload import DTYPE_BYTES, INPUTS, Extent, StageWork, Workload
 
 
 class Draft:
     """The five descriptions that a schedule is written from, and its Writer.
 
     ``uses`` names the knobs of the strategy. Raises ConfigError for knobs that do not belong to it
-    or to the layout, PlanError for more ranks than the machine has devices. With ``sizing`` only
-    what the schedule would hold is wanted.
+    or to the layout, PlanError for more ranks than the machine has devices, and for prepared rows
+    where it does not say that it ``prepares`` them. With ``sizing`` only what the schedule would
+    hold is wanted.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Draft:
         *,
         uses: Iterable[str],
         sizing: bool = False,
+        prepares: bool = False,
     ) -> None:
         self.strategy, self.workload, self.shape = strategy, workload, shape
         self.layout, self.machine, self.knobs = layout, machine, knobs
@@ -71,6 +73,8 @@ class Draft:
                 f"{strategy} needs {self.num_ranks} devices, {machine.name} has {devices}",
                 hint=f"ranks <= {devices}",
             )
+        if workload.prepared and not prepares:
+            raise PlanError(f"{strategy} prepares no rows", hint="prepare=False")
         self.parts = range(layout.num_parts)
         self.writer = (Sizer if sizing else Writer)(strategy, self.num_ranks)
         self._rows = {rows.name: rows for rows in workload.rows}
@@ -111,11 +115,11 @@ class Draft:
         return self._rows[name].row_bytes
 
     def stored_bytes(self, name: str, *, made: bool = False) -> int:
-        """Of a row in host memory, on disk and between ranks; inputs lie there as they came, what
-        is ``made`` of them as wide does not."""
+        """Of a row in host memory, on disk and between ranks; the graph's own lie there as they
+        came, what is ``made`` of them as wide does not."""
         rows = self._rows[name]
         computed = DTYPE_BYTES[rows.dtype]
-        if name in self.workload.inputs and not made:
+        if name in INPUTS and not made:
             of_nodes = rows.of == "nodes"
             stored = DTYPE_BYTES.get(self.shape.feature_dtype, computed) if of_nodes else computed
         elif rows.dtype.startswith(("float", "bfloat")):

@@ -12,7 +12,7 @@ from tiergnn.errors import ConfigError, unknown
 _STORAGE = ("float64", "float32", "float16", "bfloat16")
 _CHOICES = {
     "tier": ("host", "disk"),
-    "topology": ("device", "host"),
+    "topology": ("device", "turns", "host"),
     "gradients": ("whole", "buckets"),
     "exchange": ("narrower", "inputs", "outputs"),
 }
@@ -25,7 +25,8 @@ class Knobs:
     ``recompute`` names stages whose forward is run again in backward instead of keeping what it
     leaves. ``storage`` is the dtype of rows in host memory, on disk and between ranks (None: as
     computed). ``tier`` is where rows of parts or slices lie; "disk" with what of host memory is
-    left as its cache; ``topology`` is where the edges lie. ``gradients`` "whole" adds to the rows
+    left as its cache; ``topology`` is where the edges lie: "turns" brings all in-edges and all
+    out-edges, each when passes begin to take that way. ``gradients`` "whole" adds to the rows
     of all parts at once, "buckets" writes what each part gives to each other part and adds when
     its turn comes. ``hot_frac`` of all rows stay on the device, the most read first. ``slices``
     cut columns.

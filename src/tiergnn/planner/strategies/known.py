@@ -53,6 +53,9 @@ EVALUATIONS: dict[str, Write] = {
     "sliced": sliced.evaluation,
 }
 
+# Those of the latter that take rows prepared of the graph and its features.
+PREPARING = ("sliced",)
+
 # Those that ranks carry out, likewise.
 RANKED: dict[str, Write] = {
     "halo": halo.evaluation,

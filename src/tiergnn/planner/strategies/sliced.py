@@ -10,13 +10,13 @@ Legend: V nodes of the graph, P rows of a block, E edges.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container
 from functools import partial
 
 from tiergnn.errors import PlanError
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
+from tiergnn.planner.strategies.blocks import ROWWISE, Block, Blocks, rowwise
 from tiergnn.planner.strategies.columns import Columns, like
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.fitting import fit, most_slices
@@ -25,13 +25,12 @@ from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import ahead
 from tiergnn.planner.strategies.slices import Slices, holding
 from tiergnn.schedule.actions import Lane, Op
-from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.sizing import Sized
-from tiergnn.workload import StageWork, Workload
+from tiergnn.workload import PREPARED_COLUMNS, StageWork, Workload
 
 USES = ("parts", "slices", "recompute", "storage", "tier", "topology")
-_ROWWISE = ("matmul", "stream")
+_PREPARING_BYTES = 64  # of a row, whatever the columns: degrees, and numbers made of them
 
 
 def write(
@@ -64,7 +63,10 @@ def fitting(
     """What writes the schedule that fits. Raises PlanError where none does."""
 
     def written(device_slices: int, host_slices: int, *, sizing: bool = False) -> Draft:
-        draft = Draft("sliced", workload, shape, layout, machine, knobs, uses=USES, sizing=sizing)
+        draft = Draft(
+            "sliced", workload, shape, layout, machine, knobs, uses=USES, sizing=sizing,
+            prepares=True,
+        )  # fmt: skip
         fracs = (device_slices / knobs.slices, host_slices / knobs.slices)
         sliced = _Sliced(draft, device_frac=fracs[0], host_frac=fracs[1], sizing=sizing)
         if training:
@@ -88,17 +90,6 @@ def fitting(
     return lambda: written(device, host).finish()
 
 
-@dataclass(slots=True)
-class _Block:
-    """A block of rows at work: buffers by the rows that they hold."""
-
-    part: int
-    inputs: dict[str, str] = field(default_factory=dict)
-    grads: dict[str, str] = field(default_factory=dict)
-    topology: list[str] = field(default_factory=list)
-    brought: list[str] = field(default_factory=list)  # of the topology, for this once
-
-
 class _Sliced:
     def __init__(self, draft: Draft, *, device_frac: float, host_frac: float, sizing: bool) -> None:
         self._draft, self._writer = draft, draft.writer
@@ -111,16 +102,35 @@ class _Sliced:
             names = [stage.gathers[0], *(n for n in stage.before if like(draft, stage, n))]
             for name in names:
                 units[name] = min(units.get(name, draft.width(name)), draft.units(stage))
+        units |= {name: draft.width(name) for name in draft.workload.prepared}
         self._slices = Slices(draft, units, device_frac=device_frac, host_frac=host_frac)
+        if draft.workload.prepared and not draft.workload.by_column:
+            raise PlanError(
+                "sliced: columns of the rows to be prepared depend on each other",
+                hint="prepare=False",
+            )
+        if draft.workload.prepared and draft.knobs.topology == "host":
+            raise PlanError(
+                "sliced: rows are prepared over all edges at once, and topology=host has some",
+                hint="topology=turns, or prepare=False",
+            )
         self._training = True
         self._moments = Moments(draft)
         self._columns = Columns(draft, self._slices, sizing=sizing)
+        self._blocks = Blocks(draft, self._slices, self._columns, self._moments)
 
     def _check(self, stage: StageWork) -> None:
         if not stage.columnwise:
             raise PlanError(
                 f"sliced: stage {stage.index} ({stage.op}) does not work on every column by itself",
                 hint="the strategy grinnder",
+            )
+        edges = [n for n in (*stage.gathers, *stage.reads) if self._draft.of_edges(n)]
+        if self._draft.knobs.topology == "turns" and not (stage.divisible and not edges):
+            raise PlanError(
+                f"sliced: stage {stage.index} ({stage.op}) takes edges both ways at once, or what "
+                "they carry, and topology=turns has them one way at a time",
+                hint="topology=host",
             )
         made = [n for n in stage.reads if self._draft.of_edges(n) and n not in self._inputs]
         if made:
@@ -164,16 +174,32 @@ class _Sliced:
         for name in self._inputs:
             if draft.of_edges(name):
                 num_bytes = draft.whole.edges * draft.row_bytes(name)
-                holds = Content(What.ROWS, name)
-                self._writer.given(name, 0, "device", "features", num_bytes, holds=holds)
+                self._writer.given(name, 0, "device", "features", num_bytes, holds=holding(name))
             else:
                 self._slices.open(name, "features", given=True)
         self._columns.give_topology()
+        if draft.workload.prepared and self._training:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """Room for making prepared rows before the first step, some columns at a time."""
+        draft, most = self._draft, 0
+        for name in draft.workload.prepared:
+            width = draft.width(name)
+            columns = max(
+                self._slices.frac(name, i) * width for i in range(self._slices.count(name))
+            )
+            most = max(most, columns / max(1, min(PREPARED_COLUMNS, width)))
+        held = round(most * draft.workload.preparing.at(draft.whole))
+        held += _PREPARING_BYTES * draft.whole.rows + self._columns.turn_bytes
+        work = draft.take("work.prepare", "workspace", held)
+        self._writer.release(0, work)
 
     def _close(self) -> None:
         for rows in self._draft.workload.rows:
             if self._slices.has(rows.name):
                 self._slices.drop(rows.name)
+        self._columns.close()
         self._slices.close()
 
     # Forward
@@ -183,24 +209,29 @@ class _Sliced:
             self._statistic(stage)
         if not stage.writes or (self._training and stage is self._draft.ending):
             return  # moments for later stages; rows that backward makes
+        last = self._read_last(stage)
         if stage.kind == "graph":
-            self._columns.aggregate(stage, Op.AGGREGATE)
+            self._columns.aggregate(stage, Op.AGGREGATE, last - {*rowwise(stage)})
         for name in stage.writes:
             if self._draft.users(name):
                 self._slices.open(name, "activations")
-        for block in ahead(self._draft.parts, partial(self._begin, stage)):
+        if stage.kind == "graph" and (
+            stage.index in self._draft.knobs.recompute or not self._training
+        ):
+            last.add(f"sum.s{stage.index}")
+        for block in ahead(self._draft.parts, partial(self._blocks.begin, stage, last)):
             self._update(stage, block)
-        again = stage.index in self._draft.knobs.recompute or not self._training
-        if again and stage.kind == "graph":
-            self._slices.drop(f"sum.s{stage.index}")
-        self._drop_read(stage)
+        for name in sorted(last):
+            self._slices.drop(name)
 
-    def _drop_read(self, stage: StageWork) -> None:
+    def _read_last(self, stage: StageWork) -> set[str]:
         """What no forward reads after a stage, and no backward."""
+        found = set()
         for name in dict.fromkeys((*stage.gathers, *stage.reads)):
             last = self._draft.users(name)[-1] is stage and not self._awaited(name, stage)
             if last and not self._draft.of_edges(name) and not self._read_again(name):
-                self._slices.drop(name)
+                found.add(name)
+        return found
 
     def _awaited(self, name: str, stage: StageWork) -> bool:
         """Whether moments are taken of a tensor after a stage."""
@@ -211,77 +242,16 @@ class _Sliced:
         if not self._training:
             return False
         for stage in self._draft.users(name):
-            if name in self._rowwise(stage) or (stage.kind == "graph" and not stage.divisible):
+            if name in rowwise(stage) or (stage.kind == "graph" and not stage.divisible):
                 return True
             if stage.index in self._draft.knobs.recompute:
                 return True
         return bool(self._draft.statistics(name))
 
-    def _rowwise(self, stage: StageWork) -> list[str]:
-        """The own rows that the row-local half of a stage reads."""
-        return list(stage.after if stage.kind == "graph" else stage.reads)
-
-    def _begin(self, stage: StageWork, part: int) -> _Block:
-        """Bring a block of rows that the row-local half reads."""
-        block = _Block(part)
-        # Row-local code may ask for degrees.
-        block.topology, block.brought = self._columns.bring_topology(part, backward=False)
-        names = self._rowwise(stage)
-        if stage.kind == "graph":
-            names.append(f"sum.s{stage.index}")
-        for name in names:
-            if name in self._inputs and self._draft.of_edges(name):
-                continue
-            block.inputs[name] = self._slices.bring_rows(name, part)
-        return block
-
-    def _compute(self, stage: StageWork, block: _Block, op: Op) -> tuple[dict[str, str], list[str]]:
-        """The row-local half of a stage: what it writes, and what it keeps for backward."""
-        draft, part = self._draft, block.part
-        extent = draft.dense(draft.layout.parts[part].rows)
-        for name, buffer in block.inputs.items():
-            self._slices.fill_rows(name, part, buffer)
-        outputs = {}
-        for name in stage.writes:
-            num_bytes = draft.count(name, part) * draft.row_bytes(name)
-            outputs[name] = draft.take(
-                f"{name}.p{part}", "activations", num_bytes, holds=holding(name, part)
-            )
-        held, saved = stage.forward_held.at(extent), []
-        if op is Op.RECOMPUTE:
-            kept = stage.kept.at(extent)
-            held = stage.kept_held.at(extent) - kept
-            holds = Content(What.SAVED, f"s{stage.index}", part)
-            saved = [draft.take(f"saved.s{stage.index}.p{part}", "saved", kept, holds=holds)]
-        held = max(0, held) + self._columns.view_bytes(part)
-        scratch = draft.take(f"work.s{stage.index}.p{part}", "workspace", held)
-        self._writer.add(
-            0,
-            Lane.COMPUTE,
-            op,
-            stage=stage.index,
-            part=part,
-            reads=[
-                *block.inputs.values(), *block.topology, *self._edges(stage), *self._shared(stage)
-            ],
-            writes=[*outputs.values(), *saved, scratch],
-            work=draft.works(stage.forward, extent, kinds=_ROWWISE),
-        )  # fmt: skip
-        self._writer.release(0, scratch)
-        return outputs, saved
-
-    def _edges(self, stage: StageWork) -> list[str]:
-        """The inputs of edges that its row-local half reads."""
-        return [name for name in self._rowwise(stage) if self._draft.of_edges(name)]
-
-    def _shared(self, stage: StageWork) -> list[str]:
-        parameters = ["parameters"] if stage.parameter_bytes else []
-        return [*parameters, *self._moments.of(stage)]
-
-    def _update(self, stage: StageWork, block: _Block) -> None:
+    def _update(self, stage: StageWork, block: Block) -> None:
         draft, part = self._draft, block.part
         op = Op.UPDATE if stage.kind == "graph" else Op.FORWARD
-        outputs, _ = self._compute(stage, block, op)
+        outputs, _ = self._blocks.compute(stage, block, op)
         for name, buffer in outputs.items():
             for statistic in draft.statistics(name):
                 self._moments.take(statistic, part, buffer)
@@ -316,19 +286,23 @@ class _Sliced:
         draft, slices = self._draft, self._slices
         graph, total = stage.kind == "graph", f"sum.s{stage.index}"
         if graph and stage is draft.ending:
-            self._columns.aggregate(stage, Op.AGGREGATE)
-            self._drop_read(stage)
+            last = self._read_last(stage) - {*rowwise(stage)}
+            self._columns.aggregate(stage, Op.AGGREGATE, last)
+            for name in sorted(last):
+                slices.drop(name)
         elif graph and stage.index in draft.knobs.recompute:
             self._columns.aggregate(stage, Op.RECOMPUTE)
         self._moments.clear_grads(stage)
-        added = {n for n in self._rowwise(stage) if n in self._columns.graded}
-        wanted = [n for n in dict.fromkeys(self._rowwise(stage)) if draft.has_grad(n)]
+        added = {n for n in rowwise(stage) if n in self._columns.graded}
+        wanted = [n for n in dict.fromkeys(rowwise(stage)) if draft.has_grad(n)]
         for name in wanted:
             self._columns.open_grad(name)
         through = graph and any(draft.has_grad(n) for n in (*stage.gathers, *stage.reads))
         if through:
             slices.open(f"{total}.grad", "gradients", of=stage.gathers[0])
-        for block in ahead(draft.parts, partial(self._begin_backward, stage, added)):
+        last = {n for n in self._read_first(stage) if not (graph and n in stage.gathers)}
+        last |= {total, *(f"{n}.grad" for n in stage.writes if n not in added)}
+        for block in ahead(draft.parts, partial(self._begin_backward, stage, added, last)):
             self._run_backward(stage, block, wanted, through)
         if graph:
             slices.drop(total)
@@ -337,24 +311,32 @@ class _Sliced:
                 slices.drop(f"{name}.grad")
         if through:
             self._columns.scatter(stage)
-        for name in dict.fromkeys((*stage.gathers, *stage.reads)):
-            if name not in self._inputs and slices.has(name) and draft.users(name)[0] is stage:
-                slices.drop(name)
+        for name in self._read_first(stage):
+            slices.drop(name)
 
-    def _begin_backward(self, stage: StageWork, added: set[str], part: int) -> _Block:
-        block = self._begin(stage, part)
+    def _read_first(self, stage: StageWork) -> list[str]:
+        """What no backward reads after that of a stage."""
+        names = dict.fromkeys((*stage.gathers, *stage.reads))
+        there = [n for n in names if n not in self._inputs and self._slices.has(n)]
+        return [n for n in there if self._draft.users(n)[0] is stage]
+
+    def _begin_backward(
+        self, stage: StageWork, added: set[str], last: Container[str], part: int
+    ) -> Block:
+        block = self._blocks.begin(stage, last, part)
         names = [n for n in stage.writes if n in self._columns.graded]
         for name in dict.fromkeys((*names, *sorted(added))):
-            block.grads[name] = self._slices.bring_rows(f"{name}.grad", part)
+            grad = f"{name}.grad"
+            block.grads[name] = self._slices.bring_rows(grad, part, last=grad in last)
         return block
 
     def _run_backward(
-        self, stage: StageWork, block: _Block, wanted: list[str], through: bool
+        self, stage: StageWork, block: Block, wanted: list[str], through: bool
     ) -> None:
         """The row-local half: from the gradients of what it wrote to those of sums and own rows."""
         draft, part = self._draft, block.part
         extent = draft.dense(draft.layout.parts[part].rows)
-        outputs, saved = self._compute(stage, block, Op.RECOMPUTE)
+        outputs, saved = self._blocks.compute(stage, block, Op.RECOMPUTE)
         for name, buffer in block.grads.items():
             self._slices.fill_rows(f"{name}.grad", part, buffer)
         if stage is draft.ending:
@@ -388,10 +370,10 @@ class _Sliced:
             part=part,
             reads=[
                 *block.inputs.values(), *outputs.values(), *saved, *block.grads.values(),
-                *self._shared(stage), *gradients, *moments,
+                *self._blocks.shared(stage), *gradients, *moments,
             ],
             writes=[*made.values(), *gradients, *moments, scratch],
-            work=draft.works(stage.backward, extent, kinds=_ROWWISE, backward=True),
+            work=draft.works(stage.backward, extent, kinds=ROWWISE, backward=True),
         )  # fmt: skip
         done = [b for n, b in block.grads.items() if f"{n}.grad" not in made]
         done += block.brought

@@ -1,16 +1,19 @@
 """Slices: tensors cut by columns, all rows of a slice together, on the device, host or disk.
 
-``h0.c3`` is slice 3 of h0 on the device, ``h0.c3@host`` where it lies else; ``h0.p2`` are the rows
-of block 2, all columns of them. The first slices of a tensor stay on the device as far as
-``device_frac`` of them goes, the next in host memory, the rest on the disk.
+``h0.c3`` is slice 3 of h0 on the device, ``h0.c3@disk`` on the disk; ``h0.p2`` are the rows of
+block 2, all columns of them. In host memory a slice lies in tiles, ``h0.c3.p2@host``, of the rows
+of a block each: they are reserved when they are written and given back when they were read last,
+slice by slice or block by block, so that what is made of a tensor takes its place.
+The first slices of a tensor stay on the device as far as ``device_frac`` of them goes, the next in
+host memory, the rest on the disk.
 
 Legend: V nodes of the graph, P rows of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.passing import Leaving, Passing
@@ -18,23 +21,30 @@ from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.contents import Content, What
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Cut:
-    """A tensor in slices: columns of each, and the buffers and tiers in which they lie."""
+    """A tensor in slices: columns of each, the tier in which it lies, and the buffers that are
+    there, by the number of a slice and a block (-1: all rows)."""
 
     of: str  # the tensor whose widths it has
+    kind: str
     columns: tuple[int, ...]
-    homes: tuple[str, ...]
     tiers: tuple[str, ...]
+    given: bool
+    homes: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def at(self, index: int) -> tuple[int, int] | None:
         """The columns of a slice; None: all of them."""
         first = sum(self.columns[:index])
         return None if len(self.columns) == 1 else (first, first + self.columns[index])
 
+    def within(self, tier: str) -> list[int]:
+        """The slices in a tier, which are neighbours."""
+        return [i for i, t in enumerate(self.tiers) if t == tier]
+
     def of_tier(self, tier: str) -> tuple[int, int] | None:
-        """The columns of all slices in a tier, which are neighbours."""
-        found = [i for i, t in enumerate(self.tiers) if t == tier]
+        """The columns of all slices in a tier."""
+        found = self.within(tier)
         if len(found) == len(self.tiers):
             return None
         before = sum(self.columns[: found[0]])
@@ -79,41 +89,73 @@ class Slices:
         return tuple(count * each for count in counts) if units > 1 else (width,)
 
     def open(self, name: str, kind: str, *, of: str = "", given: bool = False) -> None:
-        """Room for a tensor (``of``: as wide as that one); ``given`` ones are there already."""
-        draft, of = self._draft, of or name
+        """A tensor (``of``: as wide as that one), whose room is reserved as it is written; if
+        ``given``, it is there already."""
+        of = of or name
         columns = self._columns(of)
         on_device = int(self._device_frac * len(columns))
         in_host = int(self._host_frac * (len(columns) - on_device))
-        if draft.knobs.tier == "host":
+        if self._draft.knobs.tier == "host":
             in_host = len(columns) - on_device
-        homes, tiers, first = [], [], 0
-        for index, width in enumerate(columns):
-            holds = holding(name, columns=None if len(columns) == 1 else (first, first + width))
-            first += width
-            tier = "host" if index < on_device + in_host else "disk"
-            size = draft.stored_bytes(of, made=name != of) / draft.width(of)
-            if index < on_device:
-                tier, size = "device", draft.row_bytes(of) / draft.width(of)
-            num_bytes = round(self._rows(of) * width * size)
-            home = f"{name}.c{index}" + ("" if tier == "device" else f"@{tier}")
-            if given:
+        tiers = ["device"] * on_device + ["host"] * in_host
+        tiers += ["disk"] * (len(columns) - len(tiers))
+        cut = self._cuts[name] = _Cut(of, kind, columns, tuple(tiers), given)
+        if given:
+            for index, tier in enumerate(tiers):
+                home, num_bytes, holds = self._home(name, index, -1)
                 self._writer.given(home, 0, tier, kind, num_bytes, holds=holds)
-            else:
-                home = draft.take(home, kind, num_bytes, tier=tier, lane=_LANES[tier], holds=holds)
-            draft.sizes[home] = num_bytes
-            homes.append(home)
-            tiers.append(tier)
-        self._cuts[name] = _Cut(of, columns, tuple(homes), tuple(tiers))
+                self._draft.sizes[home] = num_bytes
+                cut.homes[index, -1] = home
+
+    def _home(self, name: str, index: int, part: int) -> tuple[str, int, Content]:
+        """Name, bytes and content of what holds a slice, or a block's rows of it."""
+        cut, draft = self._cuts[name], self._draft
+        tier, rows = cut.tiers[index], self._rows(cut.of) if part < 0 else draft.count(cut.of, part)
+        size = draft.row_bytes(cut.of)
+        if tier != "device":
+            size = draft.stored_bytes(cut.of, made=name != cut.of)
+        num_bytes = round(rows * cut.columns[index] * size / draft.width(cut.of))
+        block = "" if part < 0 else f".p{part}"
+        where = "" if tier == "device" else f"@{tier}"
+        return f"{name}.c{index}{block}{where}", num_bytes, holding(name, part, cut.at(index))
+
+    def _tiles(self, cut: _Cut, index: int) -> Sequence[int]:
+        """The blocks of rows in which a slice lies, or all rows at once."""
+        return self._draft.parts if cut.tiers[index] == "host" and not cut.given else (-1,)
+
+    def _there(self, name: str, places: Iterable[tuple[int, int]]) -> list[str]:
+        """The buffers of slices and blocks that were written."""
+        return [self._cuts[name].homes[place] for place in places]
+
+    def _made(self, name: str, tier: str, places: Iterable[tuple[int, int]]) -> list[str]:
+        """The same to be written: what is not there is reserved."""
+        cut, places = self._cuts[name], list(places)
+        new = [place for place in places if place not in cut.homes]
+        for place in new:
+            home, num_bytes, holds = self._home(name, *place)
+            cut.homes[place] = self._draft.room(home, 0, tier, cut.kind, num_bytes, holds)
+        if new:
+            homes = (cut.homes[place] for place in new)
+            self._writer.reserve(0, *homes, lane=_LANES[tier])
+        return [cut.homes[place] for place in places]
+
+    def _give_back(self, name: str, places: Iterable[tuple[int, int]], lane: Lane) -> None:
+        """Unless they were there before."""
+        cut = self._cuts[name]
+        homes = [] if cut.given else [cut.homes.pop(place) for place in places]
+        if homes:
+            self._writer.release(0, *homes, lane=lane)
 
     def _rows(self, name: str) -> int:
         return sum(self._draft.count(name, part) for part in self._draft.parts)
 
     def drop(self, name: str) -> None:
-        cut = self._cuts.pop(name)
-        if name in self._draft.workload.inputs:
-            return
-        for home, tier in zip(cut.homes, cut.tiers, strict=True):
-            self._writer.release(0, home, lane=_LANES[tier])
+        """Give back what is left of a tensor."""
+        cut = self._cuts[name]
+        for tier, lane in _LANES.items():
+            left = [place for place in cut.homes if cut.tiers[place[0]] == tier]
+            self._give_back(name, left, lane)
+        del self._cuts[name]
 
     def close(self) -> None:
         self._leaving.close()
@@ -122,24 +164,30 @@ class Slices:
 
     # One slice, all rows
 
-    def bring(self, name: str, index: int) -> str:
-        """A slice on the device: where it stays, or a new buffer."""
+    def bring(self, name: str, index: int, *, last: bool = False) -> str:
+        """A slice on the device: where it stays, or a new buffer; ``last``: nobody reads it where
+        it lies after that."""
         cut, draft = self._cuts[name], self._draft
-        if cut.tiers[index] == "device":
-            return cut.homes[index]
+        tier, places = cut.tiers[index], [(index, p) for p in self._tiles(cut, index)]
+        homes = self._there(name, places)
+        if tier == "device":
+            return homes[0]
         num_bytes = self._device_bytes(name, index)
         holds = holding(name, columns=cut.at(index))
         buffer = draft.take(
             f"{name}.c{index}", "activations", num_bytes, lane=Lane.H2D, holds=holds
         )
-        self._in([cut.homes[index]], buffer, draft.sizes[cut.homes[index]], holds, slice=index)
+        stored = sum(draft.sizes[home] for home in homes)
+        self._in(homes, buffer, stored, holds, slice=index)
+        if last:
+            self._give_back(name, places, _READERS[tier])
         return buffer
 
     def room(self, name: str, index: int) -> str:
         """Where a slice is written on the device."""
         cut = self._cuts[name]
         if cut.tiers[index] == "device":
-            return cut.homes[index]
+            return self._made(name, "device", [(index, -1)])[0]
         return self._draft.take(
             f"{name}.c{index}",
             "activations",
@@ -151,23 +199,30 @@ class Slices:
         of = self._cuts[name].of
         return round(self._rows(of) * self._draft.row_bytes(of) * self.frac(of, index))
 
-    def leave(self, name: str, index: int, buffer: str, *, written: bool) -> None:
-        """Give a slice's buffer on the device back, after its content went home if it is new."""
+    def leave(
+        self, name: str, index: int, buffer: str, *, written: bool, last: bool = False
+    ) -> None:
+        """Give a slice's buffer on the device back, after its content went home if it is new;
+        where it stays there, if it was read for the ``last`` time."""
         cut = self._cuts[name]
-        if cut.tiers[index] == "device":
-            return
-        if written:
+        tier = cut.tiers[index]
+        if tier == "device":
+            if last:
+                self._give_back(name, [(index, -1)], Lane.COMPUTE)
+        elif written:
             self._leaving.close()
-            num_bytes, holds = self._draft.sizes[cut.homes[index]], holding(name, -1, cut.at(index))
-            self._out(buffer, [cut.homes[index]], num_bytes, holds, slice=index)
+            homes = self._made(name, tier, [(index, p) for p in self._tiles(cut, index)])
+            num_bytes = sum(self._draft.sizes[home] for home in homes)
+            self._out(buffer, homes, num_bytes, holding(name, -1, cut.at(index)), slice=index)
             self._leaving.leave(buffer)
         else:
             self._writer.release(0, buffer)
 
     # A block of rows, all columns
 
-    def bring_rows(self, name: str, part: int) -> str:
-        """A block's rows in a new buffer on the device; ``fill_rows`` adds what stays there."""
+    def bring_rows(self, name: str, part: int, *, last: bool = False) -> str:
+        """A block's rows in a new buffer on the device; ``fill_rows`` adds what stays there.
+        ``last``: nobody reads them where they lie after that."""
         cut, draft = self._cuts[name], self._draft
         rows = draft.count(cut.of, part)
         kind = "gradients" if ".grad" in name else "activations"
@@ -176,11 +231,18 @@ class Slices:
             holds=holding(name, part),
         )  # fmt: skip
         for tier in ("host", "disk"):
-            homes = [h for h, t in zip(cut.homes, cut.tiers, strict=True) if t == tier]
-            if homes:
+            if places := self._places(cut, tier, part):
                 holds = holding(name, part, cut.of_tier(tier))
+                homes = self._there(name, places)
                 self._in(homes, buffer, self._block_bytes(name, part, tier), holds, part=part)
+                if last and places[0][1] == part:
+                    self._give_back(name, places, _READERS[tier])
         return buffer
+
+    def _places(self, cut: _Cut, tier: str, part: int) -> list[tuple[int, int]]:
+        """What holds a block's rows in a tier."""
+        found = cut.within(tier)
+        return [(i, part if part in self._tiles(cut, i) else -1) for i in found]
 
     def fill_rows(self, name: str, part: int, buffer: str) -> None:
         """What of a block's rows lies on the device already."""
@@ -192,8 +254,8 @@ class Slices:
         self._leaving.close()
         self._on_device(name, part, buffer, into=False)
         for tier in ("host", "disk"):
-            homes = [h for h, t in zip(cut.homes, cut.tiers, strict=True) if t == tier]
-            if homes:
+            if places := self._places(cut, tier, part):
+                homes = self._made(name, tier, places)
                 holds = holding(name, part, cut.of_tier(tier))
                 self._out(buffer, homes, self._block_bytes(name, part, tier), holds, part=part)
         self._leaving.leave(buffer)
@@ -214,8 +276,8 @@ class Slices:
             self._leaving.leave(buffer)
 
     def _on_device(self, name: str, part: int, buffer: str, *, into: bool) -> None:
-        cut = self._cuts[name]
-        homes = [h for h, t in zip(cut.homes, cut.tiers, strict=True) if t == "device"]
+        places = self._places(self._cuts[name], "device", part)
+        homes = self._there(name, places) if into else self._made(name, "device", places)
         if homes:
             moved = 2 * self._block_bytes(name, part, "device")
             self._writer.add(
@@ -298,4 +360,5 @@ class Slices:
         )
 
 
-_LANES = {"device": Lane.COMPUTE, "host": Lane.D2H, "disk": Lane.DISK_WRITE}
+_LANES = {"device": Lane.COMPUTE, "host": Lane.D2H, "disk": Lane.DISK_WRITE}  # that write
+_READERS = {"host": Lane.H2D, "disk": Lane.DISK_READ}

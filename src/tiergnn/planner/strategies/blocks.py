@@ -1,0 +1,97 @@
+"""Blocks: the row-local halves of stages, on all columns of a block of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from tiergnn.planner.strategies.columns import Columns
+from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.moments import Moments
+from tiergnn.planner.strategies.slices import Slices, holding
+from tiergnn.schedule.actions import Lane, Op
+from tiergnn.schedule.contents import Content, What
+from tiergnn.workload import StageWork
+
+ROWWISE = ("matmul", "stream")  # the work of such a half
+
+
+def rowwise(stage: StageWork) -> list[str]:
+    """The own rows that the row-local half of a stage reads."""
+    return list(stage.after if stage.kind == "graph" else stage.reads)
+
+
+@dataclass(slots=True)
+class Block:
+    """A block of rows at work: buffers by the rows that they hold."""
+
+    part: int
+    inputs: dict[str, str] = field(default_factory=dict)
+    grads: dict[str, str] = field(default_factory=dict)
+    topology: list[str] = field(default_factory=list)
+    brought: list[str] = field(default_factory=list)  # of the topology, for this once
+
+
+class Blocks:
+    """Those of one device, whose rows lie in ``slices``."""
+
+    def __init__(self, draft: Draft, slices: Slices, columns: Columns, moments: Moments) -> None:
+        self._draft, self._writer = draft, draft.writer
+        self._slices, self._columns, self._moments = slices, columns, moments
+
+    def begin(self, stage: StageWork, last: Container[str], part: int) -> Block:
+        """Bring a block of rows that the row-local half reads, some for the ``last`` time."""
+        block = Block(part)
+        block.topology, block.brought = self._columns.of_rows(stage, part)
+        names = rowwise(stage)
+        if stage.kind == "graph":
+            names.append(f"sum.s{stage.index}")
+        for name in names:
+            if name in self._draft.workload.inputs and self._draft.of_edges(name):
+                continue
+            block.inputs[name] = self._slices.bring_rows(name, part, last=name in last)
+        return block
+
+    def compute(self, stage: StageWork, block: Block, op: Op) -> tuple[dict[str, str], list[str]]:
+        """The row-local half of a stage: what it writes, and what it keeps for backward."""
+        draft, part = self._draft, block.part
+        extent = draft.dense(draft.layout.parts[part].rows)
+        for name, buffer in block.inputs.items():
+            self._slices.fill_rows(name, part, buffer)
+        outputs = {}
+        for name in stage.writes:
+            num_bytes = draft.count(name, part) * draft.row_bytes(name)
+            outputs[name] = draft.take(
+                f"{name}.p{part}", "activations", num_bytes, holds=holding(name, part)
+            )
+        held, saved = stage.forward_held.at(extent), []
+        if op is Op.RECOMPUTE:
+            kept = stage.kept.at(extent)
+            held = stage.kept_held.at(extent) - kept
+            holds = Content(What.SAVED, f"s{stage.index}", part)
+            saved = [draft.take(f"saved.s{stage.index}.p{part}", "saved", kept, holds=holds)]
+        held = max(0, held) + self._columns.view_bytes(stage, part)
+        scratch = draft.take(f"work.s{stage.index}.p{part}", "workspace", held)
+        self._writer.add(
+            0,
+            Lane.COMPUTE,
+            op,
+            stage=stage.index,
+            part=part,
+            reads=[
+                *block.inputs.values(), *block.topology, *self._edges(stage), *self.shared(stage)
+            ],
+            writes=[*outputs.values(), *saved, scratch],
+            work=draft.works(stage.forward, extent, kinds=ROWWISE),
+        )  # fmt: skip
+        self._writer.release(0, scratch)
+        return outputs, saved
+
+    def _edges(self, stage: StageWork) -> list[str]:
+        """The inputs of edges that its row-local half reads."""
+        return [name for name in rowwise(stage) if self._draft.of_edges(name)]
+
+    def shared(self, stage: StageWork) -> list[str]:
+        """The parameters and moments that a stage reads."""
+        parameters = ["parameters"] if stage.parameter_bytes else []
+        return [*parameters, *self._moments.of(stage)]
