@@ -69,6 +69,10 @@ class Buffers:
         self._given: dict[str, Any] = {}
         self._values: dict[str, Any] = {}
         self._of = schedule.buffer_of
+        self._alike: dict[Content, list[Buffer]] = {}
+        for buffer in schedule.buffers:
+            if buffer.holds is not None and buffer.rank == rank:
+                self._alike.setdefault(buffer.holds, []).append(buffer)
         self._start = {tier: self._given_bytes(tier) for tier in ("device", "host", "disk")}
         self._held = dict(self._start)
         self.peak_bytes = dict(self._start)
@@ -228,6 +232,11 @@ class Buffers:
         if self._of[name].rank != self._rank:
             return self._of_shared(name)
         return self._values[name] if name in self._values else self._given[name]
+
+    def alike(self, holds: Content) -> list[Any]:
+        """What is in the buffers of the device just now that hold the same."""
+        found = [b.name for b in self._alike.get(holds, ()) if b.tier == "device"]
+        return [self._values[name] for name in found if name in self._values]
 
     def there(self, name: str) -> bool:
         """Whether a buffer was written."""

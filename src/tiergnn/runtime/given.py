@@ -135,7 +135,7 @@ class Given:
     def _make(self, name: str, columns: slice) -> Tensor:
         """Some columns [V, C] of a prepared input, on the device."""
         if self._whole is None:
-            self._whole = moved(self._parts.block(-1), self._device)
+            self._whole = moved(self._parts.block(-1), self._device, out=False)
         program, given = self._prepared[name], {}
         for need in program.needs:
             if need == "x":

@@ -5,6 +5,7 @@ Legend: K parts, P rows of one part, S source rows it reads, H of them other par
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import numba
@@ -212,18 +213,31 @@ def _bare(block: Block) -> Block:
     return block
 
 
-def moved(block: Block, device: torch.device) -> Block:
-    """A block on ``device``, with its out-edges where they were made; itself on the CPU.
+def moved(block: Block, device: torch.device, *, out: bool = True) -> Block:
+    """A block on ``device``, with its out-edges (``out``) where they were made; itself on the CPU.
 
     Copies are queued on the current stream, of pinned memory without waiting.
     """
     if device == block.device:
         return block
-    arrays = [array.to(device, non_blocking=True) for array in _arrays(block).values()]
-    there, bare = _with(block, arrays), vars(block).get("without_loops")
+    there = _with(block, _on(device, _arrays(block, out=out)))
+    bare = vars(block).get("without_loops")
     if bare is not None:
-        vars(there)["without_loops"] = there if bare is block else moved(bare, device)
+        vars(there)["without_loops"] = there if bare is block else moved(bare, device, out=out)
     return there
+
+
+def add_out_edges(there: Block, block: Block) -> None:
+    """Bring the out-edges of ``block`` to where its in-edges are already, if they are not there."""
+    if "transposed" not in vars(there):
+        vars(there)["transposed"] = Transposed(**_on(there.device, _out_arrays(block)))
+    bare = vars(block).get("without_loops", block)
+    if bare is not block:
+        add_out_edges(there.without_loops, bare)
+
+
+def _on(device: torch.device, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: array.to(device, non_blocking=True) for name, array in arrays.items()}
 
 
 def sort_edges(block: Block, *, out: bool, bare: bool) -> None:
@@ -248,34 +262,37 @@ def _has_loops(rowptr, col):
 
 def pinned(block: Block) -> tuple[Block, Tensor]:
     """A block of host memory with its out-edges, where they were made, in memory to be pinned."""
-    arrays = list(_arrays(block).values())
-    starts = np.cumsum([0, *(-(-a.numel() * a.element_size() // 64) * 64 for a in arrays)])
+    arrays = _arrays(block)
+    starts = np.cumsum([0, *(-(-a.numel() * a.element_size() // 64) * 64 for a in arrays.values())])
     memory = page_bytes(int(starts[-1]))
-    copies = []
-    for start, array in zip(starts.tolist(), arrays, strict=False):
+    copies = {}
+    for start, (name, array) in zip(starts.tolist(), arrays.items(), strict=False):
         place = memory[start : start + array.numel() * array.element_size()]
-        copies.append(place.view(array.dtype).view(array.shape).copy_(array))
+        copies[name] = place.view(array.dtype).view(array.shape).copy_(array)
     there, bare = _with(block, copies), vars(block).get("without_loops")
     if bare is not None:
         vars(there)["without_loops"] = there if bare is block else bare
     return there, memory
 
 
-def _arrays(block: Block) -> dict[str, Tensor]:
+def _arrays(block: Block, *, out: bool = True) -> dict[str, Tensor]:
     """A block's tensors, and those of its out-edges where they were made."""
     found = {f.name: getattr(block, f.name) for f in fields(block)}
-    if "transposed" in vars(block):
-        found |= block.transposed._asdict()
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    own = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    return own | _out_arrays(block) if out else own
 
 
-def _with(block: Block, tensors: list[Tensor]) -> Block:
+def _out_arrays(block: Block) -> dict[str, Tensor]:
+    return block.transposed._asdict() if "transposed" in vars(block) else {}
+
+
+def _with(block: Block, arrays: Mapping[str, Tensor]) -> Block:
     """A block with others in the place of its ``_arrays``."""
-    named = dict(zip(_arrays(block), tensors, strict=True))
     own = {f.name for f in fields(block)}
-    made = replace(block, **{name: value for name, value in named.items() if name in own})
-    if "transposed" in vars(block):
-        vars(made)["transposed"] = Transposed(*(named[name] for name in Transposed._fields))
+    made = replace(block, **{name: value for name, value in arrays.items() if name in own})
+    out = {name: arrays[name] for name in Transposed._fields if name in arrays}
+    if out:
+        vars(made)["transposed"] = Transposed(**out)
     return made
 
 

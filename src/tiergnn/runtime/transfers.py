@@ -9,6 +9,7 @@ Legend: P rows of one part, S source rows it reads, N rows of one transfer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from tiergnn.memory.moves import add_rows
 from tiergnn.memory.store import RowStore, convert, encode
 from tiergnn.models.moments import moments_grad
 from tiergnn.runtime.buffers import Buffers
-from tiergnn.runtime.parts import Parts, moved, topology_bytes
+from tiergnn.runtime.parts import Parts, add_out_edges, moved, topology_bytes
 from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Action
 from tiergnn.schedule.contents import What
@@ -246,10 +247,12 @@ class Transfers:
             block = self._buffers.get(source)
             self._buffers.put(target, moved(block, self._buffers.device))
             return topology_bytes(block, out=False)
-        block = self._parts.block(here.part)
-        if here.what is What.TOPOLOGY:
-            self._buffers.put(target, moved(block, self._buffers.device))
-        out = here.what is What.OUT_EDGES
+        block, out = self._parts.block(here.part), here.what is What.OUT_EDGES
+        if not out:
+            self._buffers.put(target, moved(block, self._buffers.device, out=False))
+        elif self._buffers.device != block.device:
+            for there in self._buffers.alike(replace(here, what=What.TOPOLOGY)):
+                add_out_edges(there, block)
         if isinstance(self._parts, Parts):
             return self._parts.topology_bytes(here.part, out=out)
         return topology_bytes(block, out=out)
