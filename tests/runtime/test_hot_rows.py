@@ -51,11 +51,24 @@ def as_planned(pair) -> dict[Lane, int]:
     return found
 
 
+@pytest.mark.parametrize("hot_frac", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("model", MODELS)
+def test_exact_and_as_planned(model, hot_frac, tmp_path):
+    """Parts and tiers go round."""
+    turn = MODELS.index(model) + int(10 * hot_frac)
+    check(model, hot_frac, (2, 7)[turn % 2], turn % 3 == 0, tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("disk", [False, True], ids=["host", "disk"])
 @pytest.mark.parametrize("parts", [2, 7])
 @pytest.mark.parametrize("hot_frac", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("model", MODELS)
-def test_exact_and_as_planned(model, hot_frac, parts, disk, tmp_path):
+def test_every_share_in_every_cut(model, hot_frac, parts, disk, tmp_path):
+    check(model, hot_frac, parts, disk, tmp_path)
+
+
+def check(model, hot_frac, parts, disk, tmp_path):
     pair = pair_of(model, hot_frac, parts, disk=disk, scratch=tmp_path)
     try:
         pair.compare(1e-10, epochs=2)
