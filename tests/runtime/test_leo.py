@@ -68,7 +68,7 @@ def test_float32(model):
 
 
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_random_graphs_ranks_and_caches(data):
     """More ranks than nodes, empty parts, parts without labels, and no edges among them."""
     num_nodes = data.draw(st.integers(2, 16))
