@@ -15,6 +15,9 @@ import torch
 # A shell has what it starts in the background ignore Ctrl-C, which tests send to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup has the same done to hang-ups.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +36,22 @@ def poison(monkeypatch):
 
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Has the disks of runs fail by a plan; gives how often each call of the system was made."""
+    from tiergnn.memory.engine import Engine
+    from tiergnn.memory.faults import FaultPlan, Faulty
+
+    def by(plan: FaultPlan) -> Faulty:
+        faulty = Faulty(plan)
+        monkeypatch.setattr(
+            "tiergnn.memory.scratch.Engine", lambda: Engine(num_threads=1, calls=faulty.calls)
+        )
+        return faulty
+
+    return by
 
 
 def pytest_collection_modifyitems(items):

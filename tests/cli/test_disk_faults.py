@@ -68,20 +68,6 @@ def want(graph, plan, tmp_path_factory):
     return json.loads(done.stdout), faulty.counts
 
 
-@pytest.fixture
-def failing(monkeypatch):
-    """Has the disks of runs fail by a plan."""
-
-    def by(plan: FaultPlan) -> Faulty:
-        faulty = Faulty(plan)
-        monkeypatch.setattr(
-            "tiergnn.memory.scratch.Engine", lambda: Engine(num_threads=1, calls=faulty.calls)
-        )
-        return faulty
-
-    return by
-
-
 def left_in(scratch) -> list[Path]:
     """What is there when a run is forgotten; a process that ends does not leave it either."""
     gc.collect()

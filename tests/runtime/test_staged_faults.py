@@ -12,26 +12,11 @@ from tests.runtime.staging import Pair, least_host, random_graph
 from tests.runtime.test_sliced import make
 from tiergnn.errors import StoreError
 from tiergnn.hardware.machine import Machine
-from tiergnn.memory.engine import Engine
-from tiergnn.memory.faults import FaultPlan, Faulty
+from tiergnn.memory.faults import FaultPlan
 from tiergnn.memory.store import Damaged
 from tiergnn.planner.strategies.knobs import Knobs
 
 KNOBS = {"whole": {}, "buckets": {"gradients": "buckets"}, "hot rows": {"hot_frac": 0.2}}
-
-
-@pytest.fixture
-def failing(monkeypatch):
-    """Has the disks of runs fail by a plan; gives how often each call of the system was made."""
-
-    def by(plan: FaultPlan) -> Faulty:
-        faulty = Faulty(plan)
-        monkeypatch.setattr(
-            "tiergnn.memory.scratch.Engine", lambda: Engine(num_threads=1, calls=faulty.calls)
-        )
-        return faulty
-
-    return by
 
 
 def pair_of(way, scratch) -> Pair:

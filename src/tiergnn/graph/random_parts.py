@@ -24,7 +24,7 @@ def halo_curve(
     """
     if num_parts == 1 or num_nodes < 2:
         return ((0, 0),)
-    degrees, counts = _condense(*_without_loops(degrees, counts, num_nodes, self_loops))
+    degrees, counts = _condense(*_without_loops(degrees, counts, self_loops))
     if degrees.size == 0:
         return ((0, 0),)
     share = 1 / num_parts
@@ -57,7 +57,7 @@ def _ladder(most: float, step: float) -> np.ndarray:
 
 
 def _without_loops(
-    degrees: np.ndarray, counts: np.ndarray, num_nodes: int, self_loops: int
+    degrees: np.ndarray, counts: np.ndarray, self_loops: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Degrees towards other nodes: loops are dealt out evenly over nodes that can have them."""
     able = float(counts[degrees > 0].sum())
@@ -91,7 +91,7 @@ def readers(
     new, or one that reads the row already, or its owner.
     """
     rows = np.zeros(num_parts)
-    degrees, counts = _condense(*_without_loops(degrees, counts, num_nodes, self_loops))
+    degrees, counts = _condense(*_without_loops(degrees, counts, self_loops))
     rows[0] = num_nodes - counts.sum()
     of_degree = np.bincount(np.rint(degrees).astype(np.int64), weights=counts)
     chance = np.zeros(num_parts)

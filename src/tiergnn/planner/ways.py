@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.known import KNOBS, PREPARING
+from tiergnn.planner.strategies.known import KNOBS, PREPARING, TURNING
 from tiergnn.workload import Workload
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def ways_of(asked: Choosing, name: str, workload: Workload) -> list[Way]:
     """Those of a strategy on a machine, the cheapest first."""
     graph = tuple(s.index for s in workload.stages if s.kind == "graph")
     ways = [
-        *([Way("topology", "turns", ("device",))] if name == "sliced" else []),
+        *([Way("topology", "turns", ("device",))] if name in TURNING else []),
         Way("topology", "host", ("device",)),
         Way("recompute", graph, ("host", "disk")),
         Way("gradients", "buckets", ("host",)),

@@ -127,8 +127,8 @@ class Whole:
 
 def _reversed(block: Block, degrees: Tensor) -> Block:
     """Its out-edges as in-edges; where they stand among its own is forgotten."""
-    rowptr_t, dst_t, _ = vars(block).pop("transposed", None) or block.transposed
-    vars(block).pop("transposed", None)
+    rowptr_t, dst_t, _ = block.transposed
+    del vars(block)["transposed"]
     return Block(rowptr=rowptr_t, col=dst_t, num_src=block.num_src, reverses=degrees)
 
 

@@ -40,11 +40,6 @@ class Shared(Posting):
         # (channel, kind of device, source) -> what was mapped last: address, memory
         self._inbox: dict[tuple[str, str, int], list[tuple[str, Tensor]]] = {}
 
-    @property
-    def outbox_bytes(self) -> int:
-        """Shared memory that exchanges of this rank take, beside what was allocated."""
-        return sum(piece.memory.numel() for piece in self._outbox.values())
-
     def room(
         self,
         shape: Sequence[int],

@@ -181,6 +181,9 @@ def test_refusals_name_the_way_out():
         STRATEGIES["halo"](*arguments, Knobs(ranks=2, slices=2))
     with pytest.raises(ConfigError, match="asked for 3 parts, the layout has 2"):
         STRATEGIES["grinnder"](*arguments, Knobs(parts=3))
+    for name in ("grinnder", "hongtu"):
+        with pytest.raises(ConfigError, match="topology=host"):
+            STRATEGIES[name](*arguments, Knobs(parts=2, topology="turns"))
     with pytest.raises(ConfigError, match="no stage 9"):
         STRATEGIES["uva"](*arguments, Knobs(ranks=2, recompute=(9,)))
     with pytest.raises(PlanError, match="needs 2 devices"):

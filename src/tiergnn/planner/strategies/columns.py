@@ -157,7 +157,7 @@ class Columns:
         shape = self._draft.layout.parts[part]
         if stage.by_degrees:
             return _VIEW_BYTES * shape.rows + 8
-        if self._draft.knobs.topology != "device":
+        if self._draft.knobs.topology == "host":
             return 0
         return self._draft.csr_bytes(Extent(shape.rows, shape.rows, shape.edges))
 

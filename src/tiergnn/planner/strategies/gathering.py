@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from tiergnn.errors import ConfigError
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.home import Home
 from tiergnn.schedule.actions import Lane, Op, Work
@@ -23,6 +24,11 @@ class Gathering:
     hold all of them at once."""
 
     def __init__(self, draft: Draft, home: Home, *, piecewise: bool) -> None:
+        if draft.knobs.topology == "turns":
+            raise ConfigError(
+                f"{draft.strategy} brings the edges of a part, topology=turns those of the graph",
+                hint="topology=host",
+            )
         self._draft, self._home, self._writer = draft, home, draft.writer
         self._piecewise = piecewise
         frac = draft.knobs.hot_frac

@@ -56,6 +56,9 @@ EVALUATIONS: dict[str, Write] = {
 # Those of the latter that take rows prepared of the graph and its features.
 PREPARING = ("sliced",)
 
+# Those that may have the edges of one direction at a time on the device: topology "turns".
+TURNING = ("sliced",)
+
 # Those that ranks carry out, likewise.
 RANKED: dict[str, Write] = {
     "halo": halo.evaluation,
