@@ -127,7 +127,7 @@ def theirs(
         edges = torch.stack([block.col.long(), block.edge_dst])
     model = model.cuda().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    call = torch.compile(model, dynamic=False) if "compiled" in form else model
+    call = torch.compile(model, dynamic="dynamic" in form) if "compiled" in form else model
 
     def step(epoch: int) -> float:
         optimizer.zero_grad(set_to_none=True)
@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--graphs", nargs="+", default=list(RMAT), choices=RMAT)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--form", help="PyG's, in the place of its best: 'coo compiled dynamic'")
     parser.add_argument("--bf16", action="store_true", help="beside float32")
     parser.add_argument("--shrink", type=int, default=1, help="graphs this many times smaller")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -196,7 +197,7 @@ def main() -> None:
         for model, places in CASES.items():
             if model not in args.models or graph_name not in dict(places):
                 continue
-            form = dict(places)[graph_name]
+            form = args.form or dict(places)[graph_name]
             row: dict[str, Any] = {"model": model, "graph": graph_name, "form": form}
 
             def made(model: str = model, sizes: tuple[int, int] = (features, classes)) -> Net:

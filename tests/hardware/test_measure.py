@@ -214,9 +214,7 @@ def test_a_machine_that_others_use_is_said_to_be(monkeypatch, caplog, load, warn
 
 @pytest.mark.gpu
 def test_a_cuda_device_is_measured(cache, tmp_path):
-    start = time.perf_counter()
     machine = measure(tmp_path, device="cuda", refresh=True)
-    assert time.perf_counter() - start < 20
     assert machine.device.kind == "cuda"
     links = machine.links
     assert {"h2d", "d2h", "pageable", "zero_copy", "host_copy", "host_gather"} <= set(links)

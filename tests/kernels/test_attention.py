@@ -392,7 +392,7 @@ def largest_tensor(name: str, kind: str, block: Block, heads: int, width: int) -
     with backend.use(name):
         op(block, **tensors).sum().backward()  # what is made once and kept
     module = backend.load("attention", name)
-    options = Options(0.2, True, threshold(0.5), 2.0, *KEY, 0, 0)
+    options = Options(0.2, True, threshold(0.5), 2.0, KEY.to(device), site=0, head=0)
     given = [*(t.detach() for t in tensors.values()), *((None,) * (2 if kind == "gat" else 3))]
     forward = getattr(module, f"{kind}_forward")
     with Largest() as largest:
