@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 CODE = src tests benchmarks examples
+# Empty is unset: without bytecode on disk every start compiles three thousand modules anew.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test lint slow gpu bench-gpu gpu-ranks clean
 

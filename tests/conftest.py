@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
+# Tests start processes that import torch, and three thousand modules with it: where none may keep
+# its bytecode, each compiles all of them anew, for ten seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("NUMBA_NUM_THREADS", "2")
 # Test workers share the cores: a thread that spins while it waits slows the others tenfold.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -12,6 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import pytest
 import torch
 
+sys.dont_write_bytecode = False
 # A shell has what it starts in the background ignore Ctrl-C, which tests send to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
