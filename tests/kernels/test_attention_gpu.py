@@ -105,8 +105,8 @@ def test_rows_that_many_tasks_share(kind, self_loop, monkeypatch):
         for transposed, rowptr in ((False, there.rowptr), (True, there.transposed.rowptr_t)):
             cut = tasks.cut_rows(rowptr, most=4)
             rows = 0, there.num_src
-            there._plans["aggregate", "gpu", transposed, rows] = cut
-        assert any(cut.merge is not None for cut in there._plans.values())
+            there.plans["aggregate", "gpu", transposed, rows] = cut
+        assert any(cut.merge is not None for cut in there.plans.values())
         check(kind, there, 2, 3, torch.float64, p=0.4, key=KEY, self_loop=self_loop)
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiergnn.kernels import tasks
 from tiergnn.kernels.tasks import (
     DENSE_DEGREE,
     MOST,
@@ -17,7 +18,10 @@ from tiergnn.kernels.tasks import (
     Tasks,
     cut_rows,
     launches,
+    packed,
+    placed,
 )
+from tiergnn.workload import packed_bytes
 
 DEGREES = st.lists(
     st.one_of(st.integers(0, 5), st.integers(0, 3 * MOST), st.just(200 * MOST)), max_size=30
@@ -26,6 +30,11 @@ DEGREES = st.lists(
 
 def as_rowptr(degrees: list[int]) -> torch.Tensor:
     return torch.tensor([0, *torch.tensor(degrees, dtype=torch.int64).cumsum(0).tolist()])
+
+
+def arrays_of(made: Tasks) -> list[torch.Tensor]:
+    merged = [] if made.merge is None else arrays_of(made.merge)
+    return [made.row, made.start, made.size, made.order, *merged]
 
 
 def edges_by_row(tasks: Tasks) -> dict[int, list[tuple[int, int]]]:
@@ -80,6 +89,40 @@ def test_tasks_are_even(degrees):
         longest = [span.longest for span in tasks.spans]
         assert longest == sorted(longest, reverse=True)
         tasks, most = tasks.merge, MOST_MERGED
+
+
+@settings(max_examples=40, deadline=None)
+@given(degrees=DEGREES)
+def test_a_gpu_sorts_rows_as_a_cpu_counts_them(degrees):
+    rowptr = as_rowptr(degrees)
+    here = cut_rows(rowptr)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "_by_counting", tasks._by_sorting)
+        there = cut_rows(rowptr)
+    assert here.spans == there.spans
+    assert all(map(torch.equal, arrays_of(here), arrays_of(there)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(degrees=DEGREES)
+def test_tasks_fit_the_room_that_counts_give_them(degrees):
+    """Of packed tasks, and of a copy of their memory, everything is where it was."""
+    rowptr = as_rowptr(degrees)
+    made, (num_rows, num_edges) = cut_rows(rowptr), (len(degrees), sum(degrees))
+    there = packed(made, num_rows, num_edges)
+    assert there.memory is not None
+    assert there.memory.numel() == packed_bytes(num_rows, num_edges)
+    copy = placed(there, there.memory.clone())
+    there.memory.zero_()
+    assert copy.spans == made.spans
+    assert all(map(torch.equal, arrays_of(copy), arrays_of(made)))
+
+
+def test_the_room_is_little_more_than_tasks_take():
+    for degrees in ([16] * 4096, [MOST + 1] * 4096, [0] * 4096, [100_000] * 100):
+        made = cut_rows(as_rowptr(degrees))
+        taken = sum(array.numel() * array.element_size() for array in arrays_of(made))
+        assert 0 <= packed_bytes(len(degrees), sum(degrees)) - taken <= sum(degrees) / 7 + 4096
 
 
 def test_indices_are_as_narrow_as_they_can_be():

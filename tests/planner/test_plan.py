@@ -35,7 +35,7 @@ def roomy():
 
 @pytest.fixture(scope="module")
 def all_trials(roomy):
-    machine = preset("h200").with_budgets(device_bytes=roomy.peak_bytes["device"] // 2)
+    machine = preset("h200").with_budgets(device_bytes=roomy.peak_bytes["device"] * 3 // 5)
     return choosing(machine, thorough=True, most_parts=4, most_slices=4).trials()
 
 

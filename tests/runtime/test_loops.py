@@ -10,12 +10,14 @@ import torch
 
 from tests.models.nets import NETS, WIDTH
 from tests.runtime.staging import OF_EDGES, Pair, least_host, random_graph, workload
+from tiergnn.errors import PlanError
 from tiergnn.graph.csr import Graph, from_edges
 from tiergnn.graph.shape import expected_layout, layout_of, shape_of
 from tiergnn.models.loops import without_loops
 from tiergnn.models.trace import trace
 from tiergnn.planner.strategies.grinnder import write
 from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.runtime.brought import topology_bytes
 from tiergnn.schedule.actions import Op
 from tiergnn.schedule.contents import What
 
@@ -52,9 +54,7 @@ def given_bytes(pair) -> int:
 
 def held_bytes(pair, what: What) -> int:
     parts = pair.staged.parts
-    return sum(
-        parts.topology_bytes(part, out=what is What.OUT_EDGES) for part in range(parts.num_parts)
-    )
+    return sum(topology_bytes(block, out=what is What.OUT_EDGES) for block in parts.blocks)
 
 
 @pytest.mark.parametrize("model", KINDS)
@@ -86,6 +86,31 @@ def test_exact_and_held_as_planned(model, topology):
     for action in pair.staged.schedule.actions:
         if action.op is Op.COPY and graph.edge_weight is None:
             assert moved[action.index] == action.moved_bytes, action
+    pair.staged.close()
+
+
+@pytest.mark.parametrize("topology", ["device", "host", "turns"])
+@pytest.mark.parametrize("model", ["gcn", "gat", "sage", "deep"])
+def test_columns_are_exact_and_edges_brought_as_planned(model, topology):
+    """Of slices, whose edges are one block, chunks, or one block at a time."""
+    graph, knobs = looped(3), Knobs(parts=3, slices=2, topology=topology)
+    if (model, topology) == ("gat", "turns"):
+        with pytest.raises(PlanError, match="topology=host"):
+            Pair.make(model, graph, "sliced", knobs)
+        return
+    pair = Pair.make(model, graph, "sliced", knobs)
+    pair.compare(1e-10, epochs=2)
+    moved = {span.index: span.moved_bytes for span in pair.staged.timeline.spans}
+    for action in pair.staged.schedule.actions:
+        if action.op is Op.COPY:
+            assert moved[action.index] == action.moved_bytes, action
+    blocks = [pair.staged.parts.block(p) for p in (range(3) if topology == "host" else (-1,))]
+    bare = KINDS[model] == "alone"
+    assert sum(b.num_edges for b in blocks) == graph.num_edges - (40 if bare else 0)
+    if topology == "device":
+        held = [topology_bytes(blocks[0], out=out) for out in (False, True)]
+        buffers = pair.staged.schedule.buffer_of
+        assert [buffers[name].num_bytes for name in ("topology", "topology.out")] == held
     pair.staged.close()
 
 

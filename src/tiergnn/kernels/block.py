@@ -258,13 +258,14 @@ class Block:
         """
         rows = rows or (0, self.num_src)
         key = (op, backend, transposed, rows)
-        if key not in self._plans:
+        if key not in self.plans:
             rowptr = self.transposed_rows(*rows).rowptr_t if transposed else self.rowptr
-            self._plans[key] = load(op, backend).plan(rowptr)
-        return self._plans[key]
+            self.plans[key] = load(op, backend).plan(rowptr)
+        return self.plans[key]
 
     @cached_property
-    def _plans(self) -> dict[tuple[Any, ...], Any]:
+    def plans(self) -> dict[tuple[Any, ...], Any]:
+        """Those that were made: by op, backend, ``transposed`` and rows."""
         return {}
 
     @cached_property

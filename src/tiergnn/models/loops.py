@@ -62,6 +62,8 @@ def _leaves_out(node: Node) -> bool:
 
 def without_loops(programs: Iterable[Program]) -> str:
     """What is held of edges without loops, as ``workload.Topology`` has it."""
+    programs = list(programs)
+    programs += [made.program for program in programs for made in program.prepared]
     stages = [stage for program in programs for stage in program.stages]
     if all(stage.ignores_loops for stage in stages):
         return "alone"

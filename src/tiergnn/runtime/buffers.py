@@ -172,8 +172,10 @@ class Buffers:
 
     # Room
 
-    def reserve(self, names: Iterable[str]) -> None:
-        """Count the bytes of buffers. Raises PlanError beyond a tier's budget."""
+    def reserve(self, names: Iterable[str], *, by_host: bool = True) -> None:
+        """Count the bytes of buffers. Places in host memory that a GPU is still at are waited for
+        by the current stream, and by the caller too where ``by_host``. Raises PlanError beyond a
+        tier's budget."""
         for name in names:
             buffer = self._of[name]
             with self._lock:
@@ -194,7 +196,7 @@ class Buffers:
                 self._arena.reserve(name)
                 if self._pending is not None:
                     for before in self._arena.waits_for(name):
-                        self._pending.await_vacant(before)
+                        self._pending.await_vacant(before, by_host=by_host)
 
     def release(self, names: Iterable[str]) -> None:
         for name in names:

@@ -20,8 +20,9 @@ from tiergnn.memory.pinning import page_bytes, process_pinning
 from tiergnn.memory.scratch import Scratch
 from tiergnn.memory.store import Damaged
 from tiergnn.models.stages import Program
+from tiergnn.runtime.brought import moved, pinned, sort_edges
 from tiergnn.runtime.buffers import Buffers
-from tiergnn.runtime.parts import Parts, moved, pinned, sort_edges
+from tiergnn.runtime.parts import Parts
 from tiergnn.runtime.rows import Rows
 from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Buffer
@@ -35,7 +36,8 @@ _EDGES = (What.TOPOLOGY, What.OUT_EDGES)
 class Given:
     """``x`` and ``edges`` are the graph's rows, by the names of inputs; ``scratch`` the folder for
     what lies on the disk. ``prepared`` are the programs of inputs that are made of these, column by
-    column, and kept in the dtype ``storage`` off the device (None: as made)."""
+    column, and kept in the dtype ``storage`` off the device (None: as made). ``tasks``: edges bring
+    the tasks of a GPU along."""
 
     def __init__(
         self,
@@ -46,24 +48,32 @@ class Given:
         scratch: Scratch | None,
         prepared: Mapping[str, Program] = MappingProxyType({}),
         storage: torch.dtype | None = None,
+        *,
+        tasks: bool = False,
     ):
         self._x, self._edges, self._parts = x, edges, parts
         self._device, self._scratch = device, scratch
-        self._prepared, self._storage = prepared, storage
+        self._prepared, self._storage, self._tasks = prepared, storage, tasks
         self._whole: Block | None = None  # on the device while rows are prepared
         self._rows: dict[tuple[Content, str], Tensor | DiskRows] = {}
-        self._blocks: dict[int, Block] = {}  # on the device, or pinned
+        self._blocks: set[int] = set()  # that are on the device, or pinned
         self._pinned: list[Tensor] = []
 
     def fill(self, schedule: Schedule, buffers: Buffers) -> None:
         """Give a schedule's buffers what they hold. Out-edges are made before activations are
         there, and in host memory, since sorting them takes several times their bytes."""
         given = [(b, b.holds) for b in schedule.buffers if b.given and b.holds is not None]
+        if any(holds.what is What.DEGREES for _, holds in given):
+            _ = self._degrees  # of edges in host memory
         for buffer, holds in given:
-            if holds.what in _EDGES and self._device.type == "cuda":
-                out = holds.what is What.OUT_EDGES and not _is_reversed(buffer, holds)
-                bare = isinstance(self._parts, Whole)
-                sort_edges(self._parts.block(holds.part), out=out, bare=bare)
+            if holds.what not in _EDGES or _is_reversed(buffer, holds):
+                continue
+            if self._tasks or self._device.type == "cuda":
+                out = holds.what is What.OUT_EDGES
+                sort_edges(self._parts.block(holds.part), out=out, tasks=self._tasks)
+        for buffer, holds in given:
+            if holds.what in _EDGES and buffer.tier == "device":
+                self._block(holds.part, buffer.tier)  # where rows are prepared from it, too
         for buffer, holds in given:
             if holds.what in _ROWS:
                 key = holds, buffer.tier
@@ -88,7 +98,8 @@ class Given:
     def _reversed(self) -> Block:
         """All out-edges, to be brought when their turn comes."""
         assert isinstance(self._parts, Whole)
-        block = self._parts.reversed
+        block = self._parts.reversed()
+        sort_edges(block, out=False, tasks=self._tasks)
         if self._device == block.device:
             return block
         there, memory = pinned(block)
@@ -96,17 +107,18 @@ class Given:
         return there
 
     def _block(self, part: int, tier: str) -> Block:
+        """A part's edges, which are held there alone from now on."""
         block = self._parts.block(part)
-        if self._device == block.device:
+        if part in self._blocks or self._device == block.device:
             return block
-        if part not in self._blocks:
-            if tier == "device":
-                self._blocks[part] = moved(block, self._device)
-            else:
-                self._blocks[part], memory = pinned(block)
-                self._pin(memory)
-                self._parts.keep(part, self._blocks[part])
-        return self._blocks[part]
+        if tier == "device":
+            there = moved(block, self._device)
+        else:
+            there, memory = pinned(block)
+            self._pin(memory)
+        self._blocks.add(part)
+        self._parts.keep(part, there)
+        return there
 
     def _input(self, buffer: Buffer, holds: Content) -> Tensor | DiskRows:
         """What a buffer holds of an input: as it is stored, or on the device as it is read, but for

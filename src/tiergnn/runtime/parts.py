@@ -5,18 +5,17 @@ Legend: K parts, P rows of one part, S source rows it reads, H of them other par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 from tiergnn.graph.partition import Partition
-from tiergnn.kernels.block import Block, Transposed
+from tiergnn.kernels.block import Block
 from tiergnn.kernels.table import Places as RowPlaces
 from tiergnn.memory.pinning import page_bytes, process_pinning
+from tiergnn.runtime.brought import less_loops
 from tiergnn.runtime.hot import Hot
 from tiergnn.schedule.contents import Content, What
 
@@ -97,7 +96,7 @@ class Parts:
                 num_graph_edges=graph.num_edges,
             )
             if without_loops == "alone":
-                block = _bare(block)
+                block = less_loops(block, edge_ids=edge_ids)
             elif without_loops == "beside":
                 _ = block.without_loops
             self.blocks.append(block)
@@ -168,13 +167,6 @@ class Parts:
         """Another with the same edges, in the place of a part's."""
         self.blocks[part] = block
 
-    def topology_bytes(self, part: int, *, out: bool) -> int:
-        """Bytes of a part's in-edges, or out-edges, and of those without loops beside them."""
-        block = self.blocks[part]
-        bare = vars(block).get("without_loops", block)
-        beside = () if bare is block else bare.transposed if out else (bare.rowptr, bare.col)
-        return topology_bytes(block, out=out) + sum(a.numel() * a.element_size() for a in beside)
-
     def count(self, content: Content, of: str) -> int:
         """Rows of what a buffer holds; ``of`` "nodes" or "edges"."""
         if content.what is What.HOT:
@@ -201,104 +193,3 @@ def _as_slice(index: Tensor) -> Tensor | slice:
         return slice(0, 0)
     first, last = int(index[0]), int(index[-1])
     return slice(first, last + 1) if last - first + 1 == index.numel() else index
-
-
-def _bare(block: Block) -> Block:
-    """A block less its loops, whose other edges keep their place in the graph; itself where it has
-    none."""
-    if _has_loops(block.rowptr.numpy(), block.col.numpy()):
-        kept = torch.nonzero(block.col != block.edge_dst).flatten()
-        block = replace(block.only(kept), eid=None if block.eid is None else block.eid[kept])
-    vars(block)["without_loops"] = block
-    return block
-
-
-def moved(block: Block, device: torch.device, *, out: bool = True) -> Block:
-    """A block on ``device``, with its out-edges (``out``) where they were made; itself on the CPU.
-
-    Copies are queued on the current stream, of pinned memory without waiting.
-    """
-    if device == block.device:
-        return block
-    there = _with(block, _on(device, _arrays(block, out=out)))
-    bare = vars(block).get("without_loops")
-    if bare is not None:
-        vars(there)["without_loops"] = there if bare is block else moved(bare, device, out=out)
-    return there
-
-
-def add_out_edges(there: Block, block: Block) -> None:
-    """Bring the out-edges of ``block`` to where its in-edges are already, if they are not there."""
-    if "transposed" not in vars(there):
-        vars(there)["transposed"] = Transposed(**_on(there.device, _out_arrays(block)))
-    bare = vars(block).get("without_loops", block)
-    if bare is not block:
-        add_out_edges(there.without_loops, bare)
-
-
-def _on(device: torch.device, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: array.to(device, non_blocking=True) for name, array in arrays.items()}
-
-
-def sort_edges(block: Block, *, out: bool, bare: bool) -> None:
-    """Make on the CPU what a device would need several times its bytes for: edges without loops
-    (``bare``, or where they were made), and out-edges."""
-    if bare and not _has_loops(block.rowptr.numpy(), block.col.numpy()):
-        vars(block)["without_loops"] = block
-    if out:
-        beside = block.without_loops if bare else vars(block).get("without_loops", block)
-        for edges in {block, beside}:
-            _ = edges.transposed
-
-
-@numba.njit(cache=True, nogil=True)
-def _has_loops(rowptr, col):
-    for row in range(rowptr.size - 1):
-        for e in range(rowptr[row], rowptr[row + 1]):
-            if col[e] == row:
-                return True
-    return False
-
-
-def pinned(block: Block) -> tuple[Block, Tensor]:
-    """A block of host memory with its out-edges, where they were made, in memory to be pinned."""
-    arrays = _arrays(block)
-    starts = np.cumsum([0, *(-(-a.numel() * a.element_size() // 64) * 64 for a in arrays.values())])
-    memory = page_bytes(int(starts[-1]))
-    copies = {}
-    for start, (name, array) in zip(starts.tolist(), arrays.items(), strict=False):
-        place = memory[start : start + array.numel() * array.element_size()]
-        copies[name] = place.view(array.dtype).view(array.shape).copy_(array)
-    there, bare = _with(block, copies), vars(block).get("without_loops")
-    if bare is not None:
-        vars(there)["without_loops"] = there if bare is block else bare
-    return there, memory
-
-
-def _arrays(block: Block, *, out: bool = True) -> dict[str, Tensor]:
-    """A block's tensors, and those of its out-edges where they were made."""
-    found = {f.name: getattr(block, f.name) for f in fields(block)}
-    own = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-    return own | _out_arrays(block) if out else own
-
-
-def _out_arrays(block: Block) -> dict[str, Tensor]:
-    return block.transposed._asdict() if "transposed" in vars(block) else {}
-
-
-def _with(block: Block, arrays: Mapping[str, Tensor]) -> Block:
-    """A block with others in the place of its ``_arrays``."""
-    own = {f.name for f in fields(block)}
-    made = replace(block, **{name: value for name, value in arrays.items() if name in own})
-    out = {name: arrays[name] for name in Transposed._fields if name in arrays}
-    if out:
-        vars(made)["transposed"] = Transposed(**out)
-    return made
-
-
-def topology_bytes(block: Block, *, out: bool) -> int:
-    """Bytes of a block's in-edges with what they stand for in the graph, or of its out-edges."""
-    gid = block.dst_gid if block.src_gid is None else block.src_gid
-    own = block.rowptr, block.col, gid, block.eid, block.reverses
-    arrays = block.transposed if out else own
-    return sum(a.numel() * a.element_size() for a in arrays if a is not None)

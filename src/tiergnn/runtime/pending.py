@@ -42,9 +42,13 @@ class Pending:
         """A place in host memory, likewise."""
         self._places[name] = _now()
 
-    def await_vacant(self, name: str) -> None:
+    def await_vacant(self, name: str, *, by_host: bool) -> None:
+        """Have the current stream wait until it is; and the caller, who works on it himself, where
+        ``by_host``."""
         if (event := self._places.get(name)) is not None:
-            event.synchronize()
+            event.wait()
+            if by_host:
+                event.synchronize()
 
     def clear(self) -> None:
         """Once the device is done with everything."""

@@ -143,8 +143,9 @@ class Staged:
         self._memory = HostMemory(self.device)
         made = {p.name: p.program for p in self.programs[True].prepared}
         self._given = Given(
-            self._x, self._edges, self.parts, self.device, self._scratch, made, self._storage
-        )
+            self._x, self._edges, self.parts, self.device, self._scratch, made, self._storage,
+            tasks=plan.machine.device.kind == "cuda",
+        )  # fmt: skip
         with out_of_memory(self.device, "loading the graph"):
             self._walks = {
                 training: self._walk(training, schedule, dtype)
@@ -175,7 +176,7 @@ class Staged:
             hot = hot_mask(parts, hot_frac) if hot_frac else None
             return Parts(parts, edge_ids=edge_ids, hot=hot, without_loops=self._loops)
         chunks = any(c.what is What.TOPOLOGY and c.part >= 0 for c in contents)
-        return Whole(parts, edge_ids=edge_ids, chunks=chunks)
+        return Whole(parts, edge_ids=edge_ids, chunks=chunks, without_loops=self._loops)
 
     def _draft(self, workload: Workload, layout: Any) -> Draft:
         plan = self.plan

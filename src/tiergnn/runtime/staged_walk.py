@@ -86,7 +86,9 @@ class StagedWalk:
         self.schedule, self._rank = schedule, rank
         self._buffers, self._visits, self._watch = buffers, visits, watch
         self._does: dict[Op, Callable[[Action], Any]] = {
-            Op.RESERVE: lambda action: buffers.reserve(action.writes),
+            Op.RESERVE: lambda action: buffers.reserve(
+                action.writes, by_host=action.lane in _HOST_LANES
+            ),
             Op.RELEASE: lambda action: buffers.release(action.writes),
             Op.COPY: transfers.copy,
             Op.ZERO: transfers.zero,

@@ -22,8 +22,9 @@ from tiergnn.kernels.table import RowTable
 from tiergnn.memory.moves import add_rows
 from tiergnn.memory.store import RowStore, convert, encode
 from tiergnn.models.moments import moments_grad
+from tiergnn.runtime.brought import add_out_edges, moved, topology_bytes
 from tiergnn.runtime.buffers import Buffers
-from tiergnn.runtime.parts import Parts, add_out_edges, moved, topology_bytes
+from tiergnn.runtime.parts import Parts
 from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Action
 from tiergnn.schedule.contents import What
@@ -253,8 +254,6 @@ class Transfers:
         elif self._buffers.device != block.device:
             for there in self._buffers.alike(replace(here, what=What.TOPOLOGY)):
                 add_out_edges(there, block)
-        if isinstance(self._parts, Parts):
-            return self._parts.topology_bytes(here.part, out=out)
         return topology_bytes(block, out=out)
 
     def _add(self, source: str, target: str) -> None:

@@ -15,14 +15,18 @@ from torch import Tensor
 
 from tiergnn.graph.partition import Partition
 from tiergnn.kernels.block import Block, wrap
+from tiergnn.runtime.brought import less_loops
 from tiergnn.schedule.contents import Content
 
 
 class Whole:
     """``edge_ids``: blocks know their edges' place in the graph. ``chunks``: the parts' in-edges
-    are kept as blocks of their own, in the place of the whole."""
+    are kept as blocks of their own, in the place of the whole. ``without_loops``: as
+    ``workload.Topology`` has it."""
 
-    def __init__(self, partition: Partition, *, edge_ids: bool, chunks: bool):
+    def __init__(
+        self, partition: Partition, *, edge_ids: bool, chunks: bool, without_loops: str = ""
+    ):
         graph, order = partition.graph, partition.order
         self.num_parts = partition.num_parts
         self.num_rows = partition.num_nodes.tolist()
@@ -38,7 +42,7 @@ class Whole:
         self.gids = [gid[first:last] for first, last in map(self.rows, range(self.num_parts))]
         self._gid = gid if place is not None else None
         self._place = None if place is None or not edge_ids else torch.from_numpy(place)
-        self._edge_ptr = [int(rowptr[row]) for row in self._row_ptr]
+        self._num_edges = graph.num_edges
         eid = self._place
         if eid is None and edge_ids and chunks:  # a chunk's first edge is not the graph's
             eid = torch.arange(graph.num_edges)
@@ -54,6 +58,19 @@ class Whole:
         if chunks:
             views = {part: block.rows(*self.rows(part)) for part in range(self.num_parts)}
             self._blocks = {part: replace(view, whole=None) for part, view in views.items()}
+        if without_loops == "alone":
+            _ = self.degrees  # which the graph's loops count for
+            self._blocks = {
+                part: less_loops(each, edge_ids=edge_ids) for part, each in self._blocks.items()
+            }
+        elif without_loops == "beside":
+            for each in self._blocks.values():
+                _ = each.without_loops
+        if chunks:
+            counts = [each.num_edges for each in self._blocks.values()]
+            self._edge_ptr = [0, *np.cumsum(counts).tolist()]
+        else:
+            self._edge_ptr = self._blocks[-1].rowptr[self._row_ptr].tolist()
 
     @property
     def sample(self) -> Block:
@@ -64,13 +81,13 @@ class Whole:
         """The in-edges of all rows (-1), or with ``chunks`` of a part's."""
         return self._blocks[part]
 
-    @cached_property
     def reversed(self) -> Block:
-        """The out-edges of all rows as the in-edges of a block, to take gradients of sums back."""
+        """The out-edges of all rows as the in-edges of a block, to take gradients of sums back;
+        made anew."""
         block = self._blocks[-1]
-        made = _reversed(block, self.degrees)
-        bare = block.without_loops
-        vars(made)["without_loops"] = made if bare is block else _reversed(bare, self.degrees)
+        made, bare = _reversed(block, self.degrees), vars(block).get("without_loops")
+        if bare is not None:
+            vars(made)["without_loops"] = made if bare is block else _reversed(bare, self.degrees)
         return made
 
     @cached_property
@@ -89,7 +106,7 @@ class Whole:
             degrees.to(torch.int64),
             gid,
             num_graph_nodes=self._row_ptr[-1],
-            num_graph_edges=self._edge_ptr[-1],
+            num_graph_edges=self._num_edges,
         )
 
     def keep(self, part: int, block: Block) -> None:

@@ -18,7 +18,7 @@ from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.known import STRATEGIES
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.schedule import Schedule
-from tiergnn.workload import StageWork, Workload
+from tiergnn.workload import StageWork, Workload, packed_bytes
 
 MODELS = ("gat", "gcn", "gin", "sage")
 
@@ -384,3 +384,37 @@ def test_ranks_reduce_their_gradients_once():
         assert len(reduced) == 4, name
         sent = {action.moved_bytes for action in reduced}
         assert sent == {round(1.5 * workload.parameter_bytes)}
+
+
+@pytest.mark.parametrize("loops", ["", "alone"])
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [("hongtu", "host"), ("grinnder", "device"), ("grinnder", "host")]
+    + [("sliced", topology) for topology in ("device", "host", "turns")],
+)
+def test_tasks_of_a_gpu_lie_with_the_edges_and_come_with_them(name, topology, loops):
+    """Those of a block's rows with in-edges, of its sources with out-edges; none on a CPU."""
+    case, plain = graph_case(50, 9000, 3, 20, seed=2, skew=3.0), WORKLOADS["gin"]
+    workload = replace(plain, topology=replace(plain.topology, without_loops=loops))
+    knobs = Knobs(parts=3, topology=topology, **({"slices": 2} if name == "sliced" else {}))
+    found = {}
+    for kind in ("cpu", "cuda"):
+        there = replace(machine(), device=replace(machine().device, kind=kind))
+        schedule = STRATEGIES[name](workload, case.shape, case.layout, there, knobs)
+        found[kind] = {b.name: b.num_bytes for b in schedule.buffers if b.kind == "topology"}
+        for action in schedule.actions:
+            if action.op is Op.COPY and action.writes[0].startswith("topology"):
+                assert action.moved_bytes == found[kind][action.writes[0]]
+    assert found["cpu"].keys() == found["cuda"].keys()
+    for buffer, num_bytes in found["cuda"].items():
+        place = buffer.partition("@")[0].partition("~")[0]
+        if place == "degrees":
+            assert num_bytes == found["cpu"][buffer]
+            continue
+        part = int(place.rpartition(".p")[2]) if ".p" in place else -1
+        parts = case.layout.parts if part < 0 else case.layout.parts[part : part + 1]
+        edges = sum(p.edges - (p.loops if loops else 0) for p in parts)
+        rows, nodes = sum(p.rows for p in parts), sum(p.rows for p in case.layout.parts)
+        if "out" in place:
+            rows = nodes if name == "sliced" else parts[0].sources
+        assert num_bytes - found["cpu"][buffer] == packed_bytes(rows, edges)

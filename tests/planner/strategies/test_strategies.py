@@ -153,7 +153,7 @@ def test_more_host_memory_means_less_disk():
         knobs = Knobs(parts=6, tier="disk", **({"slices": 4} if name == "sliced" else {}))
         moved = []
         for host in (3_500, 6_000, 12_000, 10**6):
-            there = small(60_000 if name == "grinnder" else 12_000, host)
+            there = small(60_000 if name == "grinnder" else 14_000, host)
             schedule = STRATEGIES[name](workload, case.shape, case.layout, there, knobs)
             timeline = simulate(schedule, there, Costs.of(there))
             on_disk = timeline.moved_bytes()
@@ -166,7 +166,7 @@ def test_slices_stay_on_the_device_as_it_grows():
     workload, case = WORKLOADS["gcn"], graph_case(60, 400, 4, 30, seed=1)
     knobs = Knobs(parts=4, slices=4)
     moved = []
-    for device in (12_000, 13_000, 14_000, 10**6):
+    for device in (14_000, 15_000, 16_000, 10**6):
         there = small(device, 10**6)
         schedule = STRATEGIES["sliced"](workload, case.shape, case.layout, there, knobs)
         moved.append(sum(action.moved_bytes for action in schedule.actions))

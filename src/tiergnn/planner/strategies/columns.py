@@ -8,8 +8,13 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from functools import partial
 
-from tiergnn.graph.shape import PartShape
 from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.edges import (
+    held_edges,
+    in_edge_bytes,
+    out_edge_bytes,
+    turned_bytes,
+)
 from tiergnn.planner.strategies.passing import ahead
 from tiergnn.planner.strategies.slices import Slices
 from tiergnn.schedule.actions import Lane, Op, Work
@@ -22,13 +27,13 @@ def like(draft: Draft, stage: StageWork, name: str) -> bool:
     return draft.width(name) == draft.width(stage.gathers[0])
 
 
-def _largest(parts: Sequence[PartShape]) -> list[int]:
-    """The parts that no other has as many rows and edges as."""
-    found, most_rows = [], -1
-    for number in sorted(range(len(parts)), key=lambda p: (-parts[p].edges, -parts[p].rows)):
-        if parts[number].rows > most_rows:
-            found.append(number)
-            most_rows = parts[number].rows
+def _largest(sizes: Sequence[tuple[int, ...]]) -> list[int]:
+    """The places of those that no other exceeds or equals in everything."""
+    found: list[int] = []
+    for place in sorted(range(len(sizes)), key=lambda p: sizes[p], reverse=True):
+        beyond = (all(a >= b for a, b in zip(sizes[p], sizes[place], strict=True)) for p in found)
+        if not any(beyond):
+            found.append(place)
     return found
 
 
@@ -45,11 +50,12 @@ class Columns:
 
     def __init__(self, draft: Draft, slices: Slices, *, sizing: bool = False) -> None:
         self._draft, self._writer, self._slices = draft, draft.writer, slices
-        self._chunks = list(draft.parts) if draft.knobs.topology == "host" else [-1]
-        if sizing and draft.knobs.topology == "host":
-            self._chunks = _largest(draft.layout.parts)
         self.graded: set[str] = set()
         self._edges: dict[int, dict[str, tuple[int, Content]]] = {}
+        self._chunks = list(draft.parts) if draft.knobs.topology == "host" else [-1]
+        if sizing and draft.knobs.topology == "host":
+            taken = [[size for size, _ in self._topology(p).values()] for p in draft.parts]
+            self._chunks = _largest([(*t, self._extent(p).edges) for p, t in enumerate(taken)])
         self._turn = ""  # of the edges one way or the other, which are on the device now
 
     def open_grad(self, name: str) -> None:
@@ -85,12 +91,10 @@ class Columns:
     def _topology(self, part: int) -> dict[str, tuple[int, Content]]:
         """The in-edges of a block's rows (-1: of all) and, by their sources, the same edges."""
         if part not in self._edges:
-            draft, extent = self._draft, self._extent(part)
-            held = draft.csr_bytes(extent) + 8 * extent.rows
-            held += 8 * extent.edges if draft.edge_ids else 0
-            out = draft.transposed_bytes(extent)
+            draft, edges = self._draft, self._held(part)
+            held, out = in_edge_bytes(draft, edges, edges[0].rows), out_edge_bytes(draft, edges)
             if draft.knobs.topology == "turns":
-                out = draft.csr_bytes(extent) + 8 * extent.rows  # and degrees, for means
+                out = turned_bytes(draft, edges)
             self._edges[part] = {
                 "topology": (held, Content(What.TOPOLOGY, "", part)),
                 "topology.out": (out, Content(What.OUT_EDGES, "", part)),
@@ -98,11 +102,17 @@ class Columns:
         return self._edges[part]
 
     def _extent(self, part: int) -> Extent:
-        draft = self._draft
-        if part < 0:
-            return draft.whole
-        shape = draft.layout.parts[part]
-        return Extent(shape.rows, draft.whole.rows, shape.edges)
+        """A block (-1: all rows), whose sources are all rows."""
+        return self._held(part)[0]
+
+    def _held(self, part: int) -> tuple[Extent, ...]:
+        """The same without loops, where no stage reads them; or, after it, too."""
+        draft, whole = self._draft, self._draft.whole
+        shapes = draft.layout.parts if part < 0 else draft.layout.parts[part : part + 1]
+        rows, edges, loops = (
+            sum(getattr(shape, of) for shape in shapes) for of in ("rows", "edges", "loops")
+        )
+        return held_edges(draft, Extent(rows, whole.sources, edges), loops)
 
     def bring_topology(self, part: int, *, backward: bool) -> tuple[list[str], list[str]]:
         """The edges of a block's rows (-1: of all) on the device, and which of those buffers were

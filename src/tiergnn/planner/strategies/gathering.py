@@ -9,10 +9,10 @@ Legend: P rows of one part, S source rows it reads.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from tiergnn.errors import ConfigError
 from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.edges import held_edges, in_edge_bytes, out_edge_bytes
 from tiergnn.planner.strategies.home import Home
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.contents import Content, What
@@ -37,10 +37,12 @@ class Gathering:
 
     def extent(self, part: int) -> Extent:
         """A part as a block: without loops, where no stage reads them."""
-        extent, topology = self._draft.extent(part), self._draft.workload.topology
-        if topology.without_loops != "alone":
-            return extent
-        return replace(extent, edges=extent.edges - self._draft.layout.parts[part].loops)
+        return self._edges(part)[0]
+
+    def _edges(self, part: int) -> tuple[Extent, ...]:
+        return held_edges(
+            self._draft, self._draft.extent(part), self._draft.layout.parts[part].loops
+        )
 
     def give_topology(self, part: int) -> None:
         """A part's edges, in and out, are there before the first action."""
@@ -54,14 +56,8 @@ class Gathering:
 
     def _topology(self, part: int, *, backward: bool) -> dict[str, tuple[int, What]]:
         """Buffers of a part's edges: bytes, and in which direction."""
-        draft, extent = self._draft, self.extent(part)
-        held, out = draft.block_bytes(extent), draft.transposed_bytes(extent)
-        loops = draft.layout.parts[part].loops
-        if draft.workload.topology.without_loops == "beside" and loops:
-            bare = replace(extent, edges=extent.edges - loops)
-            weights = 4 * bare.edges if draft.shape.weighted else 0  # which stay with the others
-            held += draft.csr_bytes(bare)
-            out += draft.transposed_bytes(bare) - weights
+        draft, edges = self._draft, self._edges(part)
+        held, out = in_edge_bytes(draft, edges, edges[0].sources), out_edge_bytes(draft, edges)
         found = {"topology": (held, What.TOPOLOGY)}
         return found | ({"topology.out": (out, What.OUT_EDGES)} if backward else {})
 

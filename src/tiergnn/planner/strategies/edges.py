@@ -1,0 +1,56 @@
+"""Edges: what a block's edges take where they lie and where they are brought.
+
+With them lie those without loops, where some stages leave these out and some do not, and the tasks
+that a GPU's kernels cut rows into.
+
+Legend: P rows of a block, S its sources, E its edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tiergnn.planner.strategies.draft import Draft
+from tiergnn.workload import Extent, packed_bytes
+
+
+def held_edges(draft: Draft, extent: Extent, loops: int) -> tuple[Extent, ...]:
+    """The edges that are held of a block with so many loops: all of them, or those without loops,
+    or both."""
+    kind = draft.workload.topology.without_loops
+    bare = replace(extent, edges=extent.edges - loops)
+    if kind == "alone":
+        return (bare,)
+    return (extent, bare) if kind == "beside" and loops else (extent,)
+
+
+def in_edge_bytes(draft: Draft, held: tuple[Extent, ...], num_ids: int) -> int:
+    """Of in-edges; ``num_ids`` rows know which of the graph they are, edges where they need to."""
+    found = sum(
+        draft.csr_bytes(extent) + _task_bytes(draft, extent.rows, extent.edges) for extent in held
+    )
+    return found + 8 * num_ids + (8 * held[0].edges if draft.edge_ids else 0)
+
+
+def out_edge_bytes(draft: Draft, held: tuple[Extent, ...]) -> int:
+    """Of out-edges."""
+    found = sum(
+        draft.transposed_bytes(extent) + _task_bytes(draft, extent.sources, extent.edges)
+        for extent in held
+    )
+    weights = 4 if draft.shape.weighted else 0  # which stay with the first
+    return found - weights * sum(extent.edges for extent in held[1:])
+
+
+def turned_bytes(draft: Draft, held: tuple[Extent, ...]) -> int:
+    """Of out-edges that take turns with in-edges, in the form of these; and of degrees, for
+    means."""
+    found = sum(
+        draft.csr_bytes(extent) + _task_bytes(draft, extent.rows, extent.edges) for extent in held
+    )
+    return found + 8 * held[0].rows
+
+
+def _task_bytes(draft: Draft, num_rows: int, num_edges: int) -> int:
+    """A CPU's kernels keep nothing of the kind."""
+    return packed_bytes(num_rows, num_edges) if draft.machine.device.kind == "cuda" else 0
