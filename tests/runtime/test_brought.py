@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -70,6 +71,9 @@ def test_a_block_without_loops_is_its_own(block):
     there = moved(bare, META)
     assert there.without_loops is there
     assert "transposed" in vars(there)
+    seen = ref(there)
+    del there
+    assert seen() is None  # its memory is free as soon as nobody reads it
 
 
 def test_memory_to_be_pinned_has_all_of_a_block(block):

@@ -290,15 +290,20 @@ class Block:
             return weight_E.new_full((self.num_dst,), fill)
         return torch.where(has, weight_E[self.loop_edge.clamp(min=0)], fill)
 
-    @cached_property
+    @property
     def without_loops(self) -> Block:
         """This block less its self-loops, to sum rows over: what edges carry, and which ones of the
         graph they are, stays behind. Itself when there are none."""
+        return self if self.loopless is None else self.loopless
+
+    @cached_property
+    def loopless(self) -> Block | None:
+        """The same; None for itself, since what holds itself outlives its last user."""
         if self.degrees is not None:
             return replace(self, degrees=self.degrees[:, 1:].expand(-1, 2))
         keep = self.col != self.edge_dst
         if bool(keep.all()):
-            return self
+            return None
         bare = replace(self, eid=None, edge_weight=None, edge_attr=None)
         return replace(bare.only(torch.nonzero(keep).flatten()), eid=None)
 

@@ -33,7 +33,7 @@ def less_loops(block: Block, *, edge_ids: bool) -> Block:
     if _has_loops(block.rowptr.numpy(), block.col.numpy()):
         block = block.only(torch.nonzero(block.col != block.edge_dst).flatten())
         block = block if edge_ids else replace(block, eid=None)
-    vars(block)["without_loops"] = block
+    vars(block)["loopless"] = None
     return block
 
 
@@ -92,6 +92,12 @@ def pinned(block: Block) -> tuple[Block, Tensor]:
     return _copied(block, copy, out=True), memory
 
 
+def used_by_stream(block: Block, stream: torch.cuda.Stream) -> None:
+    """Keep the memory of a block on a GPU from others until what ``stream`` was told is done."""
+    for array in _all_arrays(block):
+        array.record_stream(stream)
+
+
 def topology_bytes(block: Block, *, out: bool) -> int:
     """Of what is brought of a block's in-edges, or of its out-edges."""
     if out:
@@ -114,8 +120,8 @@ def _on(device: torch.device, arrays: Mapping[str, Tensor]) -> _Arrays:
 def _all_edges(block: Block) -> Iterator[Block]:
     """A block, and the same without loops where that was made and is another."""
     yield block
-    bare = vars(block).get("without_loops", block)
-    if bare is not block:
+    bare = vars(block).get("loopless")
+    if bare is not None:
         yield bare
 
 
@@ -161,13 +167,12 @@ def _tasks(block: Block, name: str) -> _Arrays:
 def _copied(block: Block, copy: Callable[[_Arrays], _Arrays], *, out: bool) -> Block:
     """A block of copied arrays, and beside it the same without loops where that was made."""
     there = _with(block, copy(_arrays(block, out=out)))
-    bare = vars(block).get("without_loops")
-    if bare is block:
-        vars(there)["without_loops"] = there
-    elif bare is not None:
-        shared = {n: getattr(there, n) for n in _SHARED if getattr(bare, n) is not None}
-        arrays = copy(_arrays(bare, out=out, beside=True))
-        vars(there)["without_loops"] = _with(bare, arrays | shared)
+    if "loopless" in vars(block):
+        bare = block.loopless
+        if bare is not None:
+            shared = {n: getattr(there, n) for n in _SHARED if getattr(bare, n) is not None}
+            bare = _with(bare, copy(_arrays(bare, out=out, beside=True)) | shared)
+        vars(there)["loopless"] = bare
     return there
 
 

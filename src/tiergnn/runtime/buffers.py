@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from tiergnn.errors import PlanError, StoreError
+from tiergnn.kernels.block import Block
 from tiergnn.memory.device import Arena
 from tiergnn.memory.lives import Life, lay_out
 from tiergnn.memory.scratch import Scratch
 from tiergnn.memory.store import RowStore
 from tiergnn.models.stages import Rows
+from tiergnn.runtime.brought import used_by_stream
 from tiergnn.runtime.host_memory import HostMemory
 from tiergnn.runtime.pending import Pending
 from tiergnn.runtime.shared_rows import SharedRows
@@ -224,8 +226,11 @@ class Buffers:
             self._pending.vacate(buffer.name)
         elif buffer.tier == "device":
             self._pending.leave(buffer.num_bytes)
+            stream = torch.cuda.current_stream(self.device)
             if isinstance(value, Tensor) and value.device.type == "cuda":
-                value.record_stream(torch.cuda.current_stream(value.device))
+                value.record_stream(stream)
+            elif isinstance(value, Block):
+                used_by_stream(value, stream)
 
     # Content
 

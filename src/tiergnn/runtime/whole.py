@@ -85,9 +85,10 @@ class Whole:
         """The out-edges of all rows as the in-edges of a block, to take gradients of sums back;
         made anew."""
         block = self._blocks[-1]
-        made, bare = _reversed(block, self.degrees), vars(block).get("without_loops")
-        if bare is not None:
-            vars(made)["without_loops"] = made if bare is block else _reversed(bare, self.degrees)
+        made = _reversed(block, self.degrees)
+        if "loopless" in vars(block):
+            bare = block.loopless
+            vars(made)["loopless"] = None if bare is None else _reversed(bare, self.degrees)
         return made
 
     @cached_property
