@@ -8,6 +8,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from tiergnn.graph.occurrences import count_nodes
+from tiergnn.threads import num_processors, spread
+
 # A row that serves n edges of a part falls in bucket n below _FINE; above, each doubling of n is
 # cut into _STEPS buckets, so that a curve over all buckets has at most some 900 points.
 _FINE = 256
@@ -15,16 +18,20 @@ _STEPS = 16
 _BUCKETS = _FINE + (63 - 8) * _STEPS
 
 
-@numba.njit(cache=True, nogil=True)
-def degrees_of(rowptr, col):
+def degrees_of(rowptr: np.ndarray, col: np.ndarray) -> tuple[np.ndarray, int]:
     """Out-degree int64 [V], loops and repeats among the edges counted; and how many are loops."""
     out_degree = np.zeros(rowptr.size - 1, np.int64)
+    count_nodes(col, out_degree)
+    return out_degree, int(_count_loops(rowptr, col))
+
+
+@numba.njit(cache=True, nogil=True)
+def _count_loops(rowptr, col):
     loops = 0
     for v in range(rowptr.size - 1):
         for e in range(rowptr[v], rowptr[v + 1]):
-            out_degree[col[e]] += 1
             loops += col[e] == v
-    return out_degree, loops
+    return loops
 
 
 @numba.njit(cache=True, nogil=True)
@@ -77,16 +84,24 @@ def count_parts(
     num_parts = part_ptr.size - 1
     local, loops = np.zeros((2, num_parts), np.int64)
     halo_of = np.zeros((num_parts, num_parts), np.int64)
-    serves = np.zeros(part_of.size, np.int32 if col.size < 2**31 else np.int64)
-    curves = []
-    for part in range(num_parts):
-        rows, edges = np.zeros(_BUCKETS, np.int64), np.zeros(_BUCKETS, np.int64)
-        own = order[part_ptr[part] : part_ptr[part + 1]]
-        local[part], loops[part] = _count_part(
-            rowptr, col, part_of, own, part, serves, halo_of[part], rows, edges
-        )
-        curves.append(_curve(rows, edges))
-    return local, loops, halo_of, curves
+    rows, edges = np.zeros((2, num_parts, _BUCKETS), np.int64)
+    dtype = np.int32 if col.size < 2**31 else np.int64
+    # A thread has a number a node of its own; all together half of what the columns take.
+    room = col.nbytes // (2 * part_of.size * np.dtype(dtype).itemsize + 1)
+    num_threads = max(1, min(num_processors(), room, num_parts))
+    idle = [np.zeros(part_of.size, dtype) for _ in range(num_threads)]
+
+    def count(first: int, last: int) -> None:
+        serves = idle.pop()
+        for part in range(first, last):
+            own = order[part_ptr[part] : part_ptr[part + 1]]
+            local[part], loops[part] = _count_part(
+                rowptr, col, part_of, own, part, serves, halo_of[part], rows[part], edges[part]
+            )
+        idle.append(serves)
+
+    spread(count, num_parts, num_threads)
+    return local, loops, halo_of, [_curve(*of) for of in zip(rows, edges, strict=True)]
 
 
 def curve_of(serves: np.ndarray) -> tuple[tuple[int, int], ...]:

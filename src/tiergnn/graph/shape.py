@@ -242,8 +242,8 @@ def layout_of(
     *,
     hot_frac: float = 0.0,
 ) -> Layout:
-    """Every count of every part, exact: two passes over the edges, one number a node; with
-    ``hot_frac`` of so many hot rows as well.
+    """Every count of every part, exact: two passes over the edges, one number a node and thread;
+    with ``hot_frac`` of so many hot rows as well.
 
     ``served`` has a point for each hotness below 256, then at least 16 each time it doubles.
     Raises GraphError for the partition of another graph, ConfigError for an unknown split.
