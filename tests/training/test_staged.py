@@ -49,6 +49,32 @@ def test_a_staged_run_is_the_resident_run(strategy, tmp_path):
     np.testing.assert_array_equal(again, run.predict())
 
 
+@pytest.mark.parametrize("strategy", ["grinnder", "sliced"])
+def test_evaluations_hold_the_output_of_judged_nodes_alone(strategy):
+    """Scores are those of the resident run, of other splits than the run's as well."""
+    graph = community(300)
+    y = graph.y.copy()
+    y[::10] = -1  # judged nowhere
+    graph = replace(graph, y=y)
+    plan, split = planned(graph, net(graph), strategy), {"train": np.arange(60), "val": [200, 207]}
+    run, want = (
+        tg.train(graph, net(graph), by, epochs=2, split=split, **QUIET) for by in (plan, None)
+    )
+    held = run._resident
+    answers = [b for b in held.evaluation.buffers if b.lasting and not b.given]
+    assert sum(b.num_bytes for b in answers) == (54 + 1) * graph.num_classes * 4
+    for ours, theirs in zip(run.history, want.history, strict=True):
+        for name in split:
+            assert ours[name]["accuracy"] == theirs[name]["accuracy"]
+            assert ours[name]["loss"] == pytest.approx(theirs[name]["loss"], rel=1e-5)
+    for name in ("all", "test", None):
+        scores = run.evaluate(name), want.evaluate(name)
+        assert scores[0].keys() == scores[1].keys()
+        for part in scores[0]:
+            assert scores[0][part] == pytest.approx(scores[1][part], rel=1e-4)
+    np.testing.assert_allclose(run.predict(), want.predict(), rtol=1e-4, atol=1e-5)
+
+
 def test_a_staged_run_resumes_bit_for_bit(tmp_path):
     graph = community(200)
     plan = planned(graph, net(graph, dropout=0.5))

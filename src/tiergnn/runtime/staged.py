@@ -34,6 +34,7 @@ from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.known import EVALUATIONS, KNOBS, PREPARING, STRATEGIES
 from tiergnn.runtime.again import until_sound
+from tiergnn.runtime.asked import Asked
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.given import Given
@@ -59,9 +60,10 @@ class Staged:
 
     The model is moved to ``device`` and ``dtype`` in place. ``labelled`` are the nodes that make
     the loss. ``parts`` shares the nodes out; None: as planned. ``evaluated`` is the workload of an
-    evaluation; None: it is metered; with ``evaluates`` False there is none, nor memory for the
-    output of all rows. ``scratch`` is the folder for what goes to the disk. Schedules are written
-    anew for the parts as they are, and proved.
+    evaluation; None: it is metered; with ``evaluates`` False there is none. ``asked`` are the nodes
+    whose output evaluations give, in ascending order (None: all), for which there is host memory:
+    for others their schedule is written anew. ``scratch`` is the folder for what goes to the disk.
+    Schedules are written anew for the parts as they are, and proved.
     Raises PlanError for a plan of another graph, and where the parts do not fit its machine;
     ConfigError for a model that cannot be traced.
     """
@@ -82,6 +84,7 @@ class Staged:
         parts: Partition | None = None,
         evaluated: Workload | None = None,
         evaluates: bool = True,
+        asked: np.ndarray | None = None,
         scratch: str | Path | None = None,
     ):
         if plan.strategy not in EVALUATIONS:
@@ -101,9 +104,8 @@ class Staged:
         if parts is None:
             method = plan.layout.method if plan.layout.method in METHODS else "block"
             parts = partition(graph, plan.knobs.parts, method)
-        self._order = torch.from_numpy(parts.order.astype(np.int64))
         hot_frac = plan.knobs.hot_frac
-        layout = layout_of(parts, graph, np.asarray(labelled), hot_frac=hot_frac)
+        self._layout = layout_of(parts, graph, np.asarray(labelled), hot_frac=hot_frac)
         self._x = Rows(graph.x, torch.device("cpu"), dtype, normalize=normalize_rows)
         self._edges: dict[str, Rows | Tensor] = {}
         if graph.edge_weight is not None:
@@ -119,17 +121,20 @@ class Staged:
             works[False] = evaluated or meter(self.model, inputs, training=False, prepared=prepared)
         # Of the very programs, which share their edges.
         self._loops = without_loops(self.programs[training] for training in works)
-        works = {
+        self._works = {
             training: replace(work, topology=replace(work.topology, without_loops=self._loops))
             for training, work in works.items()
         }
-        arguments = (plan.shape, layout, plan.machine)
-        writes = {True: STRATEGIES[plan.strategy], False: EVALUATIONS[plan.strategy]}
+        write = STRATEGIES[plan.strategy]
         self._schedules = {
-            training: writes[training](work, *arguments, plan.knobs)
-            for training, work in works.items()
+            True: write(self._works[True], plan.shape, self._layout, plan.machine, plan.knobs)
         }
-        drafts = [self._draft(work, layout) for work in works.values()]
+        if evaluates:
+            counts = parts.num_nodes
+            if asked is not None:
+                counts = np.bincount(parts.part_of[asked], minlength=parts.num_parts)
+            self._schedules[False] = self._evaluation_of(counts.tolist())
+        drafts = [self._draft(work, self._layout) for work in self._works.values()]
         self.parts = self._divide(parts, any(draft.edge_ids for draft in drafts))
         self._scratch = None
         if plan.knobs.tier == "disk":
@@ -146,11 +151,22 @@ class Staged:
             self._x, self._edges, self.parts, self.device, self._scratch, made, self._storage,
             tasks=plan.machine.device.kind == "cuda",
         )  # fmt: skip
+        self._dtype = dtype
+        self._asked = Asked(self.parts, None if asked is None else torch.from_numpy(asked))
+        self._former: list[StagedWalk] = []  # evaluations that gave the output of other nodes
         with out_of_memory(self.device, "loading the graph"):
             self._walks = {
-                training: self._walk(training, schedule, dtype)
+                training: self._walk(training, schedule)
                 for training, schedule in self._schedules.items()
             }
+
+    def _evaluation_of(self, counts: list[int]) -> Schedule:
+        """Of an evaluation that gives the output of so many nodes of each part."""
+        plan, parts = self.plan, zip(self._layout.parts, counts, strict=True)
+        asked = tuple(replace(shape, labelled=count) for shape, count in parts)
+        layout = replace(self._layout, parts=asked)
+        write = EVALUATIONS[plan.strategy]
+        return write(self._works[False], plan.shape, layout, plan.machine, plan.knobs)
 
     @property
     def schedule(self) -> Schedule:
@@ -185,24 +201,24 @@ class Staged:
             uses=KNOBS[plan.strategy], prepares=plan.strategy in PREPARING,
         )  # fmt: skip
 
-    def _walk(self, training: bool, schedule: Schedule, dtype: torch.dtype) -> StagedWalk:
+    def _walk(self, training: bool, schedule: Schedule) -> StagedWalk:
         check(schedule, self.plan.machine)
         machine, program = self.plan.machine, self.programs[training]
         tiers = ["device", "host", *(["disk"] if machine.disk is not None else [])]
         buffers = Buffers(
             schedule,
-            self.parts,
+            self._asked,
             {**program.rows, **program.between},
             device=self.device,
             storage=self._storage,
-            inputs={"x": self._x.stored.dtype} | dict.fromkeys(self._edges, dtype),
+            inputs={"x": self._x.stored.dtype} | dict.fromkeys(self._edges, self._dtype),
             capacities={tier: machine.tier(tier).available_bytes for tier in tiers},
             scratch=self._scratch,
             memory=self._memory,
         )
         self._given.fill(schedule, buffers)
         decode = {} if self._x.plain else {"x": self._x.decode}
-        transfers = Transfers(buffers, self.parts, decode)
+        transfers = Transfers(buffers, self.parts, decode, self._asked)
         visits = Visits(program, schedule, buffers, self.parts)
         slices = Slices(program, buffers, self.parts, visits)
         return StagedWalk(schedule, buffers, transfers, visits, more=slices.does)
@@ -236,24 +252,35 @@ class Staged:
             self._walks[True].update(move)
 
     @torch.no_grad()
-    def infer(self) -> Tensor:
-        """The output [V, C] in evaluation mode, in host memory. Raises PlanError where none was
-        asked for, StoreError for a disk that fails."""
+    def infer(self, ids: Tensor | None = None) -> Tensor:
+        """The output in evaluation mode, in host memory: [V, C], or [N, C] of nodes ``ids`` (int64
+        [N], ascending). Raises PlanError where none was asked for or where there is no room,
+        StoreError for a disk that fails."""
         if False not in self._walks:
             raise PlanError("this run has no evaluation", hint="evaluates=True")
         with out_of_memory(self.device, "evaluating"):
+            self._ask(ids)
             self.model.train(False)
-            walk = self._walks[False]
             self._run(False, None, None)
             out: Tensor | None = None
-            start = 0
-            for rows in walk.answers():
+            for part, rows in enumerate(self._walks[False].answers()):
                 if out is None:
-                    out = rows.new_empty((self._graph.num_nodes, *rows.shape[1:]))
-                out[self._order[start : start + len(rows)]] = rows
-                start += len(rows)
+                    out = rows.new_empty((self._asked.num_nodes, *rows.shape[1:]))
+                out[self._asked.places(part)] = rows
             assert out is not None
             return out
+
+    def _ask(self, ids: Tensor | None) -> None:
+        """Write the evaluation anew where it gives the output of other nodes."""
+        before = self._asked.ids
+        if ids is before or (ids is not None and before is not None and torch.equal(ids, before)):
+            return
+        asked = Asked(self.parts, ids)
+        counts = [asked.num_rows(part) for part in range(self.parts.num_parts)]
+        self._schedules[False] = self._evaluation_of(counts)
+        self._asked = asked
+        self._former.append(self._walks[False])
+        self._walks[False] = self._walk(False, self._schedules[False])
 
     @property
     def timeline(self) -> Timeline | None:
@@ -263,7 +290,7 @@ class Staged:
     @property
     def peak_bytes(self) -> dict[str, int]:
         """The most held so far, tier -> bytes: counted as reserved; of a GPU, by its allocator."""
-        return peaks_of(self._walks.values(), self.device)
+        return peaks_of((*self._former, *self._walks.values()), self.device)
 
     def sample_memory(self) -> None:
         """Peaks are counted, not sampled."""

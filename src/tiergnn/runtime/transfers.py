@@ -22,6 +22,7 @@ from tiergnn.kernels.table import RowTable
 from tiergnn.memory.moves import add_rows
 from tiergnn.memory.store import RowStore, convert, encode
 from tiergnn.models.moments import moments_grad
+from tiergnn.runtime.asked import Asked
 from tiergnn.runtime.brought import add_out_edges, moved, topology_bytes
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.parts import Parts
@@ -38,10 +39,17 @@ _TOPOLOGY = (What.TOPOLOGY, What.OUT_EDGES)
 
 class Transfers:
     """COPY, ZERO and ACCUMULATE. ``decode`` makes of stored rows of an input (some columns of them)
-    what stages read."""
+    what stages read; ``asked`` are the rows of answers."""
 
-    def __init__(self, buffers: Buffers, parts: Parts | Whole, decode: Mapping[str, Decode]):
+    def __init__(
+        self,
+        buffers: Buffers,
+        parts: Parts | Whole,
+        decode: Mapping[str, Decode],
+        asked: Asked | None = None,
+    ):
         self._buffers, self._parts, self._decode = buffers, parts, dict(decode)
+        self._asked = asked
 
     def copy(self, action: Action) -> int:
         """Gives the bytes that went over the link, as stored."""
@@ -147,6 +155,8 @@ class Transfers:
             return self._copy_topology(source, target)
         if What.HOT in (here.what, there.what):
             return self._copy_hot(source, target)
+        if there.what is What.ANSWER:
+            return self._copy_answer(source, target)
         alike = (here.part, here.columns) == (there.part, there.columns)
         if here.what in _OWN and there.what in _OWN and not alike:
             return self._copy_common(source, target)
@@ -204,6 +214,18 @@ class Transfers:
             else:
                 into.copy_(decode(some, slice(None)))
         return 0
+
+    def _copy_answer(self, source: str, target: str) -> int:
+        """The rows of a part's output that are asked for."""
+        assert self._asked is not None
+        value, room = self._buffers.get(source), cast(Tensor, self._buffers.room(target))
+        rows = self._asked.rows(self._buffers.holds(target).part)
+        for first, last in _pieces(len(room), _row_bytes(value), whole=rows is None):
+            some = value
+            if rows is not None:
+                some = value.index_select(0, rows[first:last].to(value.device, non_blocking=True))
+            encode(some, room[first:last], target)
+        return len(room) * _row_bytes(room)
 
     def _copy_common(self, source: str, target: str) -> int:
         """The rows and columns that both hold, of their own numbers of either."""

@@ -26,7 +26,7 @@ class What(StrEnum):
     sums, of the rows that read its own, and SUM_REPLICAS the sums of such rows, of which the part
     makes replicas of what comes next. PART_MOMENTS are the moments that a stage made of each part,
     MOMENTS those of all rows, MOMENTS_GRAD their gradient. SAVED is what a stage keeps of a part
-    for its backward.
+    for its backward. ANSWER are those of a part's rows of the output that are asked for.
     """
 
     ROWS = "rows"
@@ -52,6 +52,7 @@ class What(StrEnum):
     MOMENTS = "moments"
     MOMENTS_GRAD = "moments_grad"
     SAVED = "saved"
+    ANSWER = "answer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from tiergnn.runtime.staged import Staged
 from tiergnn.training.features import choose_features, feature_table
 from tiergnn.training.options import DTYPES, Options
 from tiergnn.training.randomness import random_state
-from tiergnn.training.splits import choose_splits
+from tiergnn.training.splits import choose_splits, judged_nodes
 from tiergnn.transport.transport import Transport
 from tiergnn.workload import Workload
 
@@ -170,7 +170,10 @@ def resident(
             "normalize_rows": options.normalize_features == "row",
         }
         if plan is not None and plan.strategy in (*EVALUATIONS, *RANKED):
-            by_parts["labelled"] = choose_splits(graph, options.split, options.seed)["train"]
+            splits = choose_splits(graph, options.split, options.seed)
+            by_parts["labelled"] = splits["train"]
+            if plan.strategy in EVALUATIONS:
+                by_parts["asked"] = judged_nodes(graph, splits)
         if transport is not None:
             assert plan is not None
             by_parts |= {"parts": parts, "evaluated": evaluated}

@@ -217,8 +217,9 @@ class Trainer:
         return record
 
     def _scores(self) -> dict[str, Scores]:
-        """Of every split, made where all rows of the output are; V x C values that are not kept."""
-        out = whole_output(self.resident)
+        """Of every split, made where all judged rows of the output are, which are not kept."""
+        held, judged = self.resident, self.scoring.judged_nodes
+        out = held.infer(judged) if isinstance(held, Staged) else whole_output(held)
         scores = None if out is None else self.scoring.scores(out)
         return self.peers.of_first(scores, "scores")
 

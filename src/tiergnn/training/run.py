@@ -21,6 +21,7 @@ from tiergnn.errors import ConfigError, StoreError, unknown
 from tiergnn.graph.csr import Graph
 from tiergnn.planner.plan import Plan
 from tiergnn.runtime.executor import Resident
+from tiergnn.runtime.staged import Staged
 from tiergnn.training.assemble import Held, as_graph, build, fingerprint, model_spec, resident
 from tiergnn.training.checkpoint import Checkpoints
 from tiergnn.training.crew import Crew
@@ -41,7 +42,7 @@ from tiergnn.training.recorded import (
     recorded_plan,
     recorded_timeline,
 )
-from tiergnn.training.scoring import NO_CRITERION, Scores, scoring_of
+from tiergnn.training.scoring import NO_CRITERION, Scores, Scoring, scoring_of
 from tiergnn.training.splits import choose_splits, labelled
 from tiergnn.training.threads import on_threads
 from tiergnn.version import __version__
@@ -147,9 +148,7 @@ class Run:
             splits = splits if split is None else {split: splits[split]}
         scoring = scoring_of(self.graph, splits, _judged_on(self._resident), options)
         with on_threads(self._threads, told=not isinstance(self._resident, Crew)):
-            out = self._resident.infer()
-            scoring.check_output(out, self.graph.num_nodes)
-            return scoring.scores(out)
+            return scoring.scores(_judged(self._resident, scoring, self.graph.num_nodes))
 
     def predict(self, kind: str = "logits") -> np.ndarray:
         """The output for every node, in the graph's node order. See ``api.predict``."""
@@ -362,13 +361,24 @@ def _trainer(
         raise ConfigError("a partition is for several ranks", hint="tiergnn.plan(..., ranks=N)")
     held = resident(graph, model, options, plan)
     scoring = scoring_of(graph, splits, _judged_on(held), options)
-    scoring.check_output(held.infer(), graph.num_nodes)
+    _judged(held, scoring, graph.num_nodes)
     return Trainer(held, scoring, options)
 
 
 def _judged_on(held: Held | Crew) -> torch.device:
     """Where outputs are: those of all nodes, when in parts, in host memory."""
     return held.device if isinstance(held, Resident) else torch.device("cpu")
+
+
+def _judged(held: Held | Crew, scoring: Scoring, num_nodes: int) -> torch.Tensor:
+    """The output of the nodes that are judged, or of all where it is there anyway. Raises
+    ConfigError where it does not suit the labels."""
+    if isinstance(held, Staged):
+        out, num_nodes = held.infer(scoring.judged_nodes), len(scoring.judged_nodes)
+    else:
+        out = held.infer()
+    scoring.check_output(out, num_nodes)
+    return out
 
 
 def _finish(

@@ -19,7 +19,7 @@ from tiergnn.graph.csr import Graph
 from tiergnn.training.criteria import class_weights, make_criterion
 from tiergnn.training.metrics import MORE, OURS, check_metric, compute, compute_more, metric_mode
 from tiergnn.training.options import Options
-from tiergnn.training.splits import labelled, training_nodes
+from tiergnn.training.splits import judged_nodes, labelled, training_nodes
 
 _log = logging.getLogger("tiergnn")
 Mode = Literal["max", "min"]
@@ -36,7 +36,8 @@ class _Rows:
 
 
 class Scoring:
-    """Losses and metrics of a model's output [V, C] over named splits."""
+    """Losses and metrics of a model's output over named splits: of all nodes [V, C], or of those
+    that are ``judged_nodes`` alone, in their order."""
 
     def __init__(
         self,
@@ -57,6 +58,8 @@ class Scoring:
         self.mode: Mode
         self.metric, self.metric_name, self.mode = _judge(graph, metric, mode)
         has_label = labelled(graph)
+        self._num_nodes = graph.num_nodes
+        self.judged_nodes = torch.from_numpy(judged_nodes(graph, splits))  # in host memory
         self._rows = {
             name: _Rows(
                 torch.from_numpy(ids[has_label[ids]]).to(device),
@@ -82,7 +85,8 @@ class Scoring:
         """The criterion over the labelled rows of a split, a scalar. Raises ConfigError."""
         rows = self._rows[split]
         assert self._criterion is not None
-        values = _select(out, rows.ids) if self._own_criterion else self._outputs(out, rows.ids)
+        ids = self._where(out, rows)
+        values = _select(out, ids) if self._own_criterion else self._outputs(out, ids)
         loss = self._criterion(values, self._target(rows.y, values))
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ConfigError(
@@ -172,19 +176,26 @@ class Scoring:
     def _score(self, out: Tensor, split: str) -> Scores:
         rows = self._rows[split]
         empty = not rows.ids.numel()
-        values = self._outputs(out, rows.ids)
+        ids = self._where(out, rows)
+        values = self._outputs(out, ids)
         known = self._criterion is not None and not (empty or self._weightless(rows))
         scores: Scores = {"loss": float(self.loss(out, split)) if known else None}
         scores |= compute(self.task, values, rows.y, self.num_classes)
         if callable(self.metric):
             own: Any = None
             if not empty:
-                values = _select(out, rows.ids)
+                values = _select(out, ids)
                 own = self.metric(values, self._target(rows.y, values))
             scores[self.metric_name] = None if own is None else float(own)
         elif self.metric_name in MORE[self.task]:
             scores[self.metric_name] = compute_more(self.metric_name, self.task, values, rows.y)
         return scores
+
+    def _where(self, out: Tensor, rows: _Rows) -> Tensor:
+        """Which rows of the output are those of a split."""
+        if len(out) == self._num_nodes:
+            return rows.ids
+        return torch.searchsorted(self.judged_nodes.to(rows.ids.device), rows.ids)
 
     def _outputs(self, out: Tensor, ids: Tensor) -> Tensor:
         """Rows of the output as [N, C]: one logit of two classes becomes the pair (0, logit)."""

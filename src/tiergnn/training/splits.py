@@ -29,6 +29,12 @@ def labelled(graph: Graph) -> np.ndarray:
     return known if known.ndim == 1 else np.asarray(known.any(axis=1))
 
 
+def judged_nodes(graph: Graph, splits: Mapping[str, np.ndarray]) -> np.ndarray:
+    """int64, ascending: the labelled nodes of all splits."""
+    ids = np.unique(np.concatenate([np.zeros(0, np.int64), *splits.values()]))
+    return ids[labelled(graph)[ids]]
+
+
 def choose_splits(graph: Graph, split: Any, seed: int) -> dict[str, np.ndarray]:
     """Node ids, int64 and ascending, of "train" and, where there are such, "val" and "test".
 

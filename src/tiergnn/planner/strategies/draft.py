@@ -297,6 +297,17 @@ class Draft:
 
     # Loss, gradients and step
 
+    def answer(self, part: int) -> tuple[str, int]:
+        """A buffer for those of a part's rows of the output that an evaluation is asked for, the
+        labelled ones of its layout; and its bytes. They stay in host memory, as computed."""
+        name = self.workload.output
+        num_bytes = self.layout.parts[part].labelled * self.row_bytes(name)
+        buffer = self.writer.buffer(
+            f"answer.p{part}@host", 0, "host", "activations", num_bytes, lasting=True,
+            holds=Content(What.ANSWER, name, part),
+        )  # fmt: skip
+        return buffer, num_bytes
+
     def clear_gradients(self, rank: int) -> None:
         """Room for the parameters' gradients, at zero."""
         num_bytes = self.workload.parameter_bytes

@@ -159,7 +159,7 @@ class _Sliced:
         draft.step()
 
     def write_evaluation(self) -> None:
-        """Forward alone. The output's rows stay in host memory, as they were computed."""
+        """Forward alone. The output's rows that are asked for stay in host memory."""
         self._training = False
         self._open()
         for stage in self._stages:
@@ -259,7 +259,7 @@ class _Sliced:
             self._writer.release(0, *block.inputs.values(), *block.brought)
         out = draft.workload.output
         if out in outputs and not self._training:
-            self._slices.answer(out, part, outputs[out], kept=bool(draft.users(out)))
+            self._slices.answer(part, outputs[out], kept=bool(draft.users(out)))
         elif out in outputs:
             grad = draft.loss(0, part, outputs[out])
             self._columns.open_grad(out)

@@ -260,15 +260,10 @@ class Slices:
                 self._out(buffer, homes, self._block_bytes(name, part, tier), holds, part=part)
         self._leaving.leave(buffer)
 
-    def answer(self, name: str, part: int, buffer: str, *, kept: bool) -> None:
-        """A block's rows of the model's output stay in host memory; ``kept``: their buffer is
-        needed for more."""
-        draft = self._draft
-        num_bytes = draft.count(name, part) * draft.row_bytes(name)
-        answer = self._writer.buffer(
-            f"answer.p{part}@host", 0, "host", "activations", num_bytes, lasting=True,
-            holds=holding(name, part),
-        )  # fmt: skip
+    def answer(self, part: int, buffer: str, *, kept: bool) -> None:
+        """Those of a block's rows of the model's output that are asked for stay in host memory;
+        ``kept``: their buffer is needed for more."""
+        answer, num_bytes = self._draft.answer(part)
         self._leaving.close()
         self._writer.reserve(0, answer, lane=Lane.D2H)
         self._copy(Lane.D2H, "d2h", [buffer], [answer], num_bytes, part, -1)

@@ -78,8 +78,8 @@ class Staged:
         draft.step()
 
     def write_evaluation(self) -> None:
-        """Forward alone, of a workload that was traced for evaluation. The output's rows stay in
-        host memory, as they were computed; all else is dropped after its last reader."""
+        """Forward alone, of a workload that was traced for evaluation. The output's rows that are
+        asked for stay in host memory; all else is dropped after its last reader."""
         self._training = False
         self._open()
         for stage in self._stages:
@@ -243,12 +243,8 @@ class Staged:
         self._leaving.leave(buffer)
 
     def _answer(self, out: str, visit: _Visit) -> None:
-        """A part's rows of the model's output stay in host memory."""
-        num_bytes = self._draft.count(out, visit.part) * self._draft.row_bytes(out)
-        answer = self._writer.buffer(
-            f"answer.p{visit.part}@host", 0, "host", "activations", num_bytes, lasting=True,
-            holds=Content(What.ROWS, out, visit.part),
-        )  # fmt: skip
+        """Those of a part's rows of the model's output that are asked for stay in host memory."""
+        answer, num_bytes = self._draft.answer(visit.part)
         self._writer.reserve(0, answer, lane=Lane.D2H)
         work = Work(kind="move", amount=num_bytes, place=self._draft.link("d2h"))
         self._gathering.copy(Lane.D2H, visit.part, [visit.outputs[out]], answer, work)
