@@ -79,3 +79,29 @@ def test_what_does_not_fit_is_refused_when_it_is_asked_for():
     close(staged.infer(some), pair.resident.infer()[some], 1e-9)
     for each in (staged, pair.staged):
         each.close()
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_inputs_lie_where_training_steps_have_them(tier, tmp_path):
+    """An evaluation has more room for slices, and would have taken more of the device and of host
+    memory beside the steps for good."""
+    graph = random_graph(60, 300, 0)
+    knobs, there = Knobs(parts=4, slices=6, tier=tier), machine(1)
+    whole = Pair.make("sage", graph, "sliced", knobs, scratch=tmp_path)  # gathers features
+    held = {t: peaks(whole.staged.schedule).get((0, t), (0,))[0] for t in ("device", "host")}
+    whole.staged.close()
+    spread = set()
+    for frac in (0.7, 0.8, 0.9):
+        device = replace(there.device, memory=Tier(int(frac * held["device"])))
+        pair = Pair.make(
+            "sage", graph, "sliced", knobs, scratch=tmp_path, there=replace(there, device=device)
+        )
+        given = [
+            {(b.name, b.tier) for b in schedule.buffers if b.given and b.kind == "features"}
+            for schedule in (pair.staged.schedule, pair.staged.evaluation)
+        ]
+        assert given[0] == given[1]
+        spread |= {found for _, found in given[0]}
+        pair.compare(1e-10, epochs=1)
+        pair.staged.close()
+    assert {"device", "host"} <= spread

@@ -165,8 +165,8 @@ class Staged:
         plan, parts = self.plan, zip(self._layout.parts, counts, strict=True)
         asked = tuple(replace(shape, labelled=count) for shape, count in parts)
         layout = replace(self._layout, parts=asked)
-        write = EVALUATIONS[plan.strategy]
-        return write(self._works[False], plan.shape, layout, plan.machine, plan.knobs)
+        write, work = EVALUATIONS[plan.strategy], self._works[False]
+        return write(work, plan.shape, layout, plan.machine, plan.knobs, self.schedule)
 
     @property
     def schedule(self) -> Schedule:

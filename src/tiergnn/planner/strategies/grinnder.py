@@ -37,9 +37,15 @@ def write(
 
 
 def evaluation(
-    workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
+    workload: Workload,
+    shape: GraphShape,
+    layout: Layout,
+    machine: Machine,
+    knobs: Knobs,
+    step: Schedule,
 ) -> Schedule:
-    """One pass of a workload that was traced for evaluation; raises as ``write``."""
+    """One pass of a workload that was traced for evaluation, beside training steps; raises as
+    ``write``. The knobs alone say where inputs lie, and not a ``step``."""
     return fitting(workload, shape, layout, machine, knobs, training=False)()
 
 

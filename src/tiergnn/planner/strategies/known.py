@@ -26,6 +26,8 @@ from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import Workload
 
 Write = Callable[[Workload, GraphShape, Layout, Machine, Knobs], Schedule]
+# The last one is a training step, beside which an evaluation has its inputs.
+WriteBeside = Callable[[Workload, GraphShape, Layout, Machine, Knobs, Schedule], Schedule]
 
 STRATEGIES: dict[str, Write] = {
     "resident": resident.write,
@@ -47,7 +49,7 @@ SIZED: dict[str, Callable[[Workload, GraphShape, Layout, Machine, Knobs], object
 }
 
 # Those that training carries out, besides resident: name -> what writes a pass of evaluation.
-EVALUATIONS: dict[str, Write] = {
+EVALUATIONS: dict[str, WriteBeside] = {
     "hongtu": hongtu.evaluation,
     "grinnder": grinnder.evaluation,
     "sliced": sliced.evaluation,

@@ -19,11 +19,11 @@ from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.blocks import ROWWISE, Block, Blocks, rowwise
 from tiergnn.planner.strategies.columns import Columns, like
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fit, most_slices
+from tiergnn.planner.strategies.fitting import fit, most_slices, shortfall
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import ahead
-from tiergnn.planner.strategies.slices import Slices, holding
+from tiergnn.planner.strategies.slices import Slices, holding, slices_of
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.sizing import Sized
@@ -45,10 +45,16 @@ def write(
 
 
 def evaluation(
-    workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
+    workload: Workload,
+    shape: GraphShape,
+    layout: Layout,
+    machine: Machine,
+    knobs: Knobs,
+    step: Schedule,
 ) -> Schedule:
-    """One pass of a workload that was traced for evaluation; raises as ``write``."""
-    return fitting(workload, shape, layout, machine, knobs, training=False)()
+    """One pass of a workload that was traced for evaluation, beside training steps; raises as
+    ``write``. The slices of inputs lie where a ``step`` has them, as far as they fit."""
+    return fitting(workload, shape, layout, machine, knobs, beside=step)()
 
 
 def fitting(
@@ -58,9 +64,10 @@ def fitting(
     machine: Machine,
     knobs: Knobs,
     *,
-    training: bool = True,
+    beside: Schedule | None = None,
 ) -> Callable[[], Schedule]:
-    """What writes the schedule that fits. Raises PlanError where none does."""
+    """What writes the schedule that fits, of training steps or of evaluations ``beside`` them.
+    Raises PlanError where none does."""
 
     def written(device_slices: int, host_slices: int, *, sizing: bool = False) -> Draft:
         draft = Draft(
@@ -69,7 +76,7 @@ def fitting(
         )  # fmt: skip
         fracs = (device_slices / knobs.slices, host_slices / knobs.slices)
         sliced = _Sliced(draft, device_frac=fracs[0], host_frac=fracs[1], sizing=sizing)
-        if training:
+        if beside is None:
             sliced.write()
         else:
             sliced.write_evaluation()
@@ -81,8 +88,13 @@ def fitting(
     # A slice on the device is none in host memory, so only the device can be too small for none.
     least = sized(0, 0)
     fit(least, machine, ("device", "host"))
-    device = most_slices(least, lambda n: sized(n, 0), knobs.slices, machine, "device")
-    host = 0
+    most, host = knobs.slices, 0
+    if beside is not None:
+        most, host = slices_of(beside, knobs.slices)
+        if shortfall(sized(most, host), machine) is None:
+            return lambda: written(most, host).finish()
+        host = 0
+    device = most_slices(least, lambda n: sized(n, 0), most, machine, "device")
     if knobs.tier == "disk" and device < knobs.slices:
         left = knobs.slices - device
         host = most_slices(sized(device, 0), lambda n: sized(device, n), left, machine, "host")

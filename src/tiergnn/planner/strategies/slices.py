@@ -19,6 +19,7 @@ from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.passing import Leaving, Passing
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.contents import Content, What
+from tiergnn.schedule.schedule import Schedule
 
 
 @dataclass(slots=True)
@@ -353,6 +354,26 @@ class Slices:
             writes=targets,
             work=[Work(kind="move", amount=num_bytes, place=self._draft.link(link))],
         )
+
+
+def slices_of(schedule: Schedule, limit: int) -> tuple[int, int]:
+    """How many of ``limit`` slices on the device, and of the others in host memory, give inputs the
+    places that they have in a schedule."""
+    tiers: dict[str, list[str]] = {}
+    for buffer in schedule.buffers:
+        of = "" if buffer.holds is None else buffer.holds.of
+        if buffer.given and of and buffer.name.startswith(f"{of}.c"):
+            tiers.setdefault(of, []).append(buffer.tier)
+
+    def least(places: Iterable[tuple[int, int]]) -> int:
+        """With which each (many, all) has as many as that."""
+        found = list(places)
+        numbers = range(limit + 1)
+        return next((n for n in numbers if all(int(n / limit * b) == a for a, b in found)), limit)
+
+    device = [(found.count("device"), len(found)) for found in tiers.values()]
+    host = [(found.count("host"), len(found) - found.count("device")) for found in tiers.values()]
+    return least(device), least(host)
 
 
 _LANES = {"device": Lane.COMPUTE, "host": Lane.D2H, "disk": Lane.DISK_WRITE}  # that write
