@@ -2,8 +2,8 @@
 
 Bytes are those of torch's allocator (on the CPU by its profiler, tests/models/held.py, large
 outputs among them). Seconds are medians of steps, predicted by the rates of this machine alone,
-probed in the same run, and again with the constants that were fitted to the other models' steps of
-the same table (leave one model out), so that no step is predicted from itself.
+probed in the same run, and again with the constants that were fitted to all other steps of the same
+table (leave one out), so that no step is predicted from itself.
 
 Every cell is kept in a file as it is measured (--cells): what is there is not measured again, so
 the table can be made in pieces; --only-table makes it again from what there is.
@@ -69,12 +69,12 @@ def measure_cells(args: argparse.Namespace, cells: Cells, works: dict[Key, list[
 
 
 def table(cells: list[Cell], works: dict[Key, list[Any]], costs: Costs | None) -> list[Any]:
-    """Rows; with ``costs`` also seconds as predicted by rates, and by what other models taught."""
-    samples: dict[int, tuple[str, Schedule, Timeline]] = {}
+    """Rows; with ``costs`` also seconds as predicted by rates, and by what other cells taught."""
+    samples: dict[int, tuple[Schedule, Timeline]] = {}
     for i, cell in enumerate(cells):
         if cell.seconds:
             schedule = schedule_of(cell, works[cell.model, cell.layers])
-            samples[i] = cell.model, schedule, cell.timeline()
+            samples[i] = schedule, cell.timeline()
     rows = []
     for i, cell in enumerate(cells):
         shape = cell.graph
@@ -87,12 +87,12 @@ def table(cells: list[Cell], works: dict[Key, list[Any]], costs: Costs | None) -
 
 
 def _predictions(
-    costs: Costs, samples: dict[int, tuple[str, Schedule, Timeline]], i: int, measured_s: float
+    costs: Costs, samples: dict[int, tuple[Schedule, Timeline]], i: int, measured_s: float
 ) -> dict[str, float]:
-    model, schedule, _ = samples[i]
+    schedule, _ = samples[i]
     by_rates = simulate(schedule, costs.machine, costs).seconds
     found = {"predicted seconds": by_rates, "error, probe alone": by_rates / measured_s - 1}
-    others = [(s, timeline) for name, s, timeline in samples.values() if name != model]
+    others = [sample for other, sample in samples.items() if other != i]
     if others:
         learned = fit(costs, others).costs
         after = simulate(schedule, costs.machine, learned).seconds

@@ -23,17 +23,20 @@ def num_processors() -> int:
     return os.cpu_count() or 1
 
 
-def spread(work: Callable[[int, int], None], num_tasks: int, num_threads: int) -> None:
+def spread(
+    work: Callable[[int, int], None], num_tasks: int, num_threads: int, *, least_tasks: int = 1
+) -> None:
     """Call ``work(first, last)`` on pieces that cover range(num_tasks); returns when all are done.
 
     Pieces run in any order, on the caller's thread and on num_threads - 1 others, so ``work`` must
-    release the GIL and tasks must not write to the same places.
+    release the GIL and tasks must not write to the same places. A piece has ``least_tasks`` or
+    more, save the last one: so many that to hand it to a thread is little beside its work.
     """
-    num_threads = min(num_threads, num_tasks)
+    num_threads = min(num_threads, -(-num_tasks // least_tasks))
     if num_threads <= 1:
         work(0, num_tasks)
         return
-    step = max(1, num_tasks // (num_threads * _PIECES_PER_THREAD))
+    step = max(least_tasks, num_tasks // (num_threads * _PIECES_PER_THREAD))
     firsts = count(0, step)  # next() on it is atomic
 
     def take() -> None:

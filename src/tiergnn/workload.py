@@ -16,6 +16,7 @@ from tiergnn import frozen
 FORMAT = "tiergnn-workload"
 VERSION = 1
 INPUTS = ("x", "edge_weight", "edge_attr")  # that a graph has
+PRODUCTS: tuple[str, ...] = ("matmul", "outer")  # kinds of work that have a dtype
 PREPARED_COLUMNS = 128  # of inputs that are made before the first step: so many at a time
 
 
@@ -143,9 +144,10 @@ class Term:
 
     kind "gather": ``amount`` bytes read as rows of ``grain`` bytes, at random, of a ``table``;
     "matmul": ``amount`` operations, ``grain`` the narrowest of the product's three sizes and
-    ``table`` the bytes that one reads and writes; "stream": ``amount`` bytes read and written in
-    order. ``launches`` kernels do it. What some of them take besides: "attend", "draw" and "fresh"
-    as of ``schedule.actions.Work``.
+    ``table`` the bytes that one reads and writes, "outer" where it sums over rows; "stream":
+    ``amount`` bytes read and written in order, "rowwise" by kernels of ours. ``launches`` kernels
+    do it. What some of them take besides: "attend", "draw" and "fresh" as of
+    ``schedule.actions.Work``.
     """
 
     kind: str

@@ -67,7 +67,9 @@ devices = st.builds(
     replayed_launch_s=st.none() | st.floats(0, 1),
     fresh_Bps=st.none() | rates,
     draws_per_s=st.none() | rates,
-    attend_Bps=st.none() | curves,
+    attends_per_s=st.none() | curves,
+    rowwise_Bps=st.none() | curves,
+    outer_flops=st.dictionaries(st.sampled_from(["float32", "float64"]), curves),
 )
 machines = st.builds(
     Machine,

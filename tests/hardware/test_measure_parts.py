@@ -15,7 +15,7 @@ from tiergnn.hardware.clock import Clock
 from tiergnn.hardware.disk_blocks import DiskRates, measure_disk
 from tiergnn.hardware.effort import CPU, CUDA, TINY
 from tiergnn.hardware.machine import Tier, cache_of, hit_frac
-from tiergnn.hardware.measure_rows import _cache_worth
+from tiergnn.hardware.measure_rows import _at_most, _cache_worth
 from tiergnn.hardware.readings import MemoryReading
 
 GIB = 2**30
@@ -137,6 +137,17 @@ def test_the_cache_is_worth_what_answers_so_many_reads():
     flat = [(span, 1.0) for span, _ in around]
     assert _cache_worth(flat, (256e6, 1.0), stated=7, cached_s=1.0) == 7
     assert cache_of(0.5, 100.0) == pytest.approx(100 / 7 ** (1 / 3))
+
+
+def test_what_was_disturbed_takes_no_longer_than_what_must_be_slower():
+    """Seconds a byte of rows of 16, 64 and 256 bytes, of far and of near tables."""
+    rows, far, near = (16, 64, 256), {16: 900, 64: 901, 256: 902}, {16: 1, 64: 2, 256: 3}
+    quiet = {(16, 900): 9.0, (64, 901): 4.0, (256, 902): 3.0, (16, 1): 5.0, (64, 2): 2.0}
+    quiet[256, 3] = 1.0
+    disturbed = quiet | {(256, 902): 7.0, (64, 2): 6.0, (256, 3): 8.0}
+    for taken, wanted in ((dict(quiet), quiet), (disturbed, {(256, 902): 4.0, (64, 2): 4.0})):
+        _at_most(taken, rows, [far, near])
+        assert taken == quiet | wanted | ({} if wanted is quiet else {(256, 3): 4.0})
 
 
 def test_the_disk_by_blocks_leaves_nothing_behind(tmp_path):

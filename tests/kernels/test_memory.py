@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import platform
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +22,30 @@ ROWS = LARGE_BYTES // 64  # of 16 float32
 @pytest.fixture
 def pool():
     return Pool()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")
+@pytest.mark.parametrize("keeps", [True, False])
+def test_small_tensors_are_of_memory_that_is_there(keeps):
+    """Pages that are taken anew while tensors of half the size come and go."""
+    code = f"""
+import resource, torch
+from tiergnn.kernels.memory import LARGE_BYTES, keep_small
+if {keeps}:
+    keep_small()
+def step():
+    held = [torch.ones(LARGE_BYTES // 8) for _ in range(6)]
+for _ in range(3):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    given = os.environ | {"THP_MEM_ALLOC_ENABLE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, check=True)
+    pages = 3 * 6 * LARGE_BYTES // 2 // 4096
+    assert (int(done.stdout) < pages / 100) == keeps
 
 
 def test_memory_is_used_again_once_its_last_tensor_is_gone(pool):

@@ -45,6 +45,21 @@ def test_more_threads_than_one_take_part():
     assert len(names) == 2
 
 
+@pytest.mark.parametrize("num_tasks", [0, 1, 7, 1000])
+def test_what_takes_little_memory_stays_on_this_thread(num_tasks):
+    torch.set_num_threads(2)
+    pieces = []
+    spread(lambda first, last: pieces.append((first, last)), num_tasks, 2**20)
+    assert pieces == [(0, num_tasks)]
+
+
+def test_pieces_are_of_enough_memory():
+    torch.set_num_threads(2)
+    pieces = []
+    spread(lambda first, last: pieces.append((first, last)), 1000, 5 * 2**20)
+    assert sorted(pieces) == [(i * 200, i * 200 + 200) for i in range(5)]
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_an_error_comes_back_after_all_have_ended(num_threads):
     torch.set_num_threads(num_threads)

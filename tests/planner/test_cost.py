@@ -72,21 +72,50 @@ def test_a_product_takes_its_arithmetic_and_its_bytes():
 def test_what_operations_take_beside_their_bytes():
     machine = preset("cpu2")
     device = replace(
-        machine.device, fresh_Bps=1e9, draws_per_s=2e9, attend_Bps=Curve(((32, 1e9), (128, 4e9)))
+        machine.device, fresh_Bps=1e9, draws_per_s=2e9, attends_per_s=Curve(((1, 1e9), (8, 4e9)))
     )
     costs = Costs.of(replace(machine, device=device))
     for work, seconds in (
         (Work(kind="fresh", amount=GB), GB / 1e9),
         (Work(kind="fresh", amount=GB, launches=1000), 0.0),  # each of memory that is there
         (Work(kind="draw", amount=GB), GB / 2e9),
-        (Work(kind="attend", amount=GB, grain=128), GB / 4e9),
+        (Work(kind="attend", amount=GB, grain=8), GB / 4e9),
     ):
         assert costs.seconds(action(work)) == pytest.approx(seconds)
-    without = replace(device, fresh_Bps=None, draws_per_s=None, attend_Bps=None)
+    without = replace(device, fresh_Bps=None, draws_per_s=None, attends_per_s=None)
     free = Costs.of(replace(machine, device=without))
     assert (
         free.seconds(action(*(Work(kind=k, amount=GB) for k in ("fresh", "draw", "attend")))) == 0
     )
+
+
+def test_our_own_kernels_on_rows_have_a_rate_and_a_launch_of_their_own():
+    device = replace(
+        preset("cpu2").device, launch_s=1e-6, graph_launch_s=5e-5, rowwise_Bps=Curve.flat(2e9)
+    )
+    costs = Costs.of(replace(preset("cpu2"), device=device))
+    ours = Work(kind="rowwise", amount=GB, launches=4)
+    assert costs.seconds(action(ours)) == pytest.approx(4 * 5e-5 + GB / 2e9)
+    torchs = replace(ours, kind="stream")
+    alike = Costs.of(replace(preset("cpu2"), device=replace(device, rowwise_Bps=None)))
+    less = alike.seconds(action(ours)) - alike.seconds(action(torchs))
+    assert less == pytest.approx(4 * (5e-5 - 1e-6))
+
+
+def test_a_cpu_finds_rows_first_where_other_operations_left_them():
+    """A table that a core's own cache holds: its first reads are from farther away."""
+    machine = preset("cpu2")
+    span = machine.device.near_cache_bytes // 4
+    assert span
+    once, often = (
+        costs.seconds(action(gather(amount=times * span, grain=256, span=span, launches=0)))
+        / (times * span)
+        for costs, times in ((Costs.of(machine), 1), (Costs.of(machine), 1000))
+    )
+    assert once > 1.3 * often
+    nearest = machine.device.near_gather_Bps
+    assert nearest is not None
+    assert often == pytest.approx(1 / nearest.at(256), rel=0.05)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -28,7 +28,7 @@ works = st.one_of(
     ),
     st.builds(
         Work,
-        kind=st.just("matmul"),
+        kind=st.sampled_from(["matmul", "outer"]),
         amount=st.integers(0, 10**15),
         grain=st.integers(0, 4096),
         span=st.integers(0, 10**12),
@@ -36,7 +36,7 @@ works = st.one_of(
     ),
     st.builds(
         Work,
-        kind=st.just("stream"),
+        kind=st.sampled_from(["stream", "rowwise"]),
         amount=st.integers(0, 10**12),
         place=st.sampled_from(["device", "host"]),
         launches=st.integers(0, 9),

@@ -102,6 +102,8 @@ def _device(device: Device) -> list[tuple[str, str]]:
     ]
     if device.elementwise_Bps is not None:
         rows.append(("element by element", _curve(device.elementwise_Bps)))
+    if device.rowwise_Bps is not None:
+        rows.append(("  by our kernels", _curve(device.rowwise_Bps)))
     if device.fresh_Bps is not None:
         rows.append(("fresh pages", format_rate(device.fresh_Bps)))
     if device.draws_per_s is not None:
@@ -111,8 +113,9 @@ def _device(device: Device) -> list[tuple[str, str]]:
     if device.near_gather_Bps is not None:
         near = format_bytes(device.near_cache_bytes)
         rows.append((f"  in the nearest {near}", _curve(device.near_gather_Bps)))
-    if device.attend_Bps is not None:
-        rows.append(("attention by head", _curve(device.attend_Bps)))
+    if device.attends_per_s is not None:
+        points = ", ".join(f"{n:.0f}: {rate / 1e9:,.3g}" for n, rate in device.attends_per_s.points)
+        rows.append(("attention", f"{points} billion/s by heads"))
     for dtype, curve in device.matmul_flops.items():
         points = ", ".join(f"{size:.0f}: {rate / 1e9:,.3g}" for size, rate in curve.points)
         rows.append((f"{dtype} products", f"{points} GFLOP/s by width"))

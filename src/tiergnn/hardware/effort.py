@@ -16,6 +16,8 @@ class Effort:
     read_bytes: int  # gathered by one call
     row_bytes: tuple[int, ...]  # widths of rows
     matmul_flops: float  # of one product
+    other_width: int  # of a product, or as its narrowest
+    product_bytes: int  # of its rows at most
     narrowest: tuple[int, ...]  # widths of products
     tensor_bytes: tuple[int, ...]  # of operations in order
     copy_bytes: int
@@ -30,6 +32,7 @@ class Effort:
             most_bytes=most,
             read_bytes=min(self.read_bytes, most // 2),
             copy_bytes=min(self.copy_bytes, most // 4),
+            product_bytes=min(self.product_bytes, most // 8),
             tensor_bytes=tuple(size for size in self.tensor_bytes if 4 * size <= most) or (MIB,),
         )
 
@@ -39,7 +42,9 @@ CPU = Effort(
     most_bytes=1024 * MIB,
     read_bytes=256 * MIB,
     row_bytes=(16, 64, 256, 1024, 4096),
-    matmul_flops=2.0**25,
+    matmul_flops=2.0**28,  # of rows that no cache holds
+    other_width=16,
+    product_bytes=8 * MIB,
     narrowest=(4, 16, 64, 256, 512),
     tensor_bytes=tuple(int(mib * MIB) for mib in (0.25, 1, 4, 16, 64)),
     copy_bytes=128 * MIB,
@@ -51,6 +56,8 @@ CUDA = Effort(
     read_bytes=4 * 1024 * MIB,
     row_bytes=(16, 32, 64, 128, 256, 1024),
     matmul_flops=2.0**36,
+    other_width=256,
+    product_bytes=2048 * MIB,
     narrowest=(4, 16, 64, 256, 1024),
     tensor_bytes=tuple(mib * MIB for mib in (128, 1024)),  # of smaller ones the launch is most
     copy_bytes=512 * MIB,
@@ -63,6 +70,8 @@ TINY = Effort(
     read_bytes=4 * MIB,
     row_bytes=(64, 256),
     matmul_flops=2.0**22,
+    other_width=256,
+    product_bytes=8 * MIB,
     narrowest=(16, 64),
     tensor_bytes=(MIB // 4, 2 * MIB),
     copy_bytes=8 * MIB,

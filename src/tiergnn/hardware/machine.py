@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from tiergnn.units import format_bytes
 FORMAT = "tiergnn-machine"
 VERSION = 1
 TIERS = ("device", "host", "disk")
+AROUND = 8  # operations of a step between one that writes a tensor and one that reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +101,15 @@ class Device:
     # Operations in order, by the bytes that one reads and writes, between others of its size as in
     # a step: only small ones find in a cache what was written there. None: stream_Bps.
     elementwise_Bps: Curve | None = None
-    graph_launch_s: float | None = None  # of one graph operation; None: launch_s
+    graph_launch_s: float | None = None  # of one operation of ours; None: launch_s
     replayed_launch_s: float | None = None  # of an operation of a recorded CUDA graph
     fresh_Bps: float | None = None  # pages that the system hands out for large new tensors
     draws_per_s: float | None = None  # numbers drawn for dropout, beside the pass that draws them
-    # Rows weighed by attention, beside gathering them, by the bytes of one head's row.
-    attend_Bps: Curve | None = None
+    # Rows weighed by attention, beside gathering them: edges times heads, by the heads of an edge.
+    attends_per_s: Curve | None = None
+    # Products that sum over rows (gradients of weights), like matmul_flops and without any: these.
+    outer_flops: Mapping[str, Curve] = field(default_factory=dict)
+    rowwise_Bps: Curve | None = None  # of our own kernels, like and None: elementwise_Bps
 
     def __post_init__(self) -> None:
         if self.kind not in ("cuda", "cpu"):

@@ -35,6 +35,7 @@ from tiergnn.hardware.measure_compute import (
     measure_fresh,
     measure_launch,
     measure_matmul,
+    measure_rowwise,
     measure_stream,
 )
 from tiergnn.hardware.measure_links import device_links, host_links, peer_links
@@ -235,8 +236,6 @@ def _device(
     stream_Bps, elementwise = measure_stream(clock, effort), measure_elementwise(clock, effort)
     cached_Bps = max(rate for _, rate in elementwise.points)
     # What comes last may find no time for more than one round.
-    fresh_Bps, draws_per_s = measure_fresh(clock, effort), measure_draws(clock, effort)
-    attend, matmul = measure_attention(clock, effort), measure_matmul(clock, effort)
     rows = measure_gathers(
         clock,
         effort,
@@ -247,6 +246,12 @@ def _device(
         ),
         pass_bytes=pass_bytes,
     )
+    rowwise = measure_rowwise(clock, effort, launch.graph_s)
+    fresh_Bps, draws_per_s = measure_fresh(clock, effort), measure_draws(clock, effort)
+    attends = measure_attention(clock, effort)
+    # A CPU computes and then moves, as costs have it; CUDA does both at once.
+    bytes_s = (lambda n: 0.0) if clock.is_cuda else (lambda n: n / elementwise.at(n))
+    products = measure_matmul(clock, effort, bytes_s)
     return Device(
         name=name,
         kind=clock.device.type,
@@ -255,7 +260,7 @@ def _device(
         stream_Bps=stream_Bps,
         gather_Bps=rows.memory,
         cached_gather_Bps=rows.cached,
-        matmul_flops=matmul,
+        matmul_flops=products.of_rows,
         launch_s=launch.plain_s,
         near_cache_bytes=rows.near_bytes,
         near_gather_Bps=rows.near,
@@ -265,7 +270,9 @@ def _device(
         replayed_launch_s=launch.replayed_s,
         fresh_Bps=fresh_Bps,
         draws_per_s=draws_per_s,
-        attend_Bps=attend,
+        attends_per_s=attends,
+        outer_flops=products.outer,
+        rowwise_Bps=rowwise,
     )
 
 

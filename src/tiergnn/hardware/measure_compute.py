@@ -5,6 +5,7 @@ Legend: N rows, D columns, E edges, K heads, F columns of a head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from tiergnn.hardware.clock import Call, Clock
 from tiergnn.hardware.effort import Effort
-from tiergnn.hardware.machine import Curve
+from tiergnn.hardware.machine import AROUND, Curve
 from tiergnn.hardware.measure_rows import DEGREE, random_rowptr
+from tiergnn.kernels import memory
 from tiergnn.kernels.aggregate import aggregate
 from tiergnn.kernels.attention import gat_attention
 from tiergnn.kernels.block import Block
@@ -23,11 +25,9 @@ from tiergnn.kernels.epilogue import epilogue
 from tiergnn.kernels.product import linear_rows
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-_OTHER = 256  # the products' other width
 _FORMS = 3  # of products, see ``measure_matmul``
-_SMALL, _LAYERS = 16, 8
-_AROUND = 8  # operations of a step between one that writes a tensor and one that reads it
-_HEADS = ((8, 8), (2, 32))  # heads and their columns
+_SMALL, _WIDE, _LAYERS = 16, 256, 8
+_HEADS = ((1, 16), (4, 16), (16, 8))  # heads and their columns
 _LEAST_FRAC = 0.02  # of what takes longer: of less than that nothing can be said
 
 
@@ -43,7 +43,7 @@ def measure_elementwise(clock: Clock, effort: Effort) -> Curve:
     what it reads was written some operations ago."""
 
     def case(num_bytes: int) -> Call:
-        count = max(2, min(_AROUND, effort.most_bytes // (2 * num_bytes)))
+        count = _count(effort, num_bytes)
         rows = [torch.ones(num_bytes // 4, device=clock.device) for _ in range(count)]
         at = 0
 
@@ -56,6 +56,33 @@ def measure_elementwise(clock: Clock, effort: Effort) -> Curve:
 
     taken = clock.times({size: partial(case, size) for size in effort.tensor_bytes})
     return Curve(tuple((2.0 * size, 2 * size / taken[size]) for size in sorted(taken)))
+
+
+def measure_rowwise(clock: Clock, effort: Effort, launch_s: float) -> Curve:
+    """Likewise of one of our own kernels on rows, beyond the seconds of a launch."""
+
+    def case(num_bytes: int) -> Call:
+        shape = num_bytes // 4 // _SMALL, _SMALL
+        rows = [torch.ones(shape, device=clock.device) for _ in range(_count(effort, num_bytes))]
+        at = 0
+
+        def call() -> None:
+            nonlocal at
+            at = (at + 1) % len(rows)
+            rows[at] = epilogue(rows[at - 1], act="relu")
+
+        return call
+
+    if not clock.is_cuda:
+        memory.keep_small()  # as runs have it
+    taken = clock.times({size: partial(case, size) for size in effort.tensor_bytes})
+    beyond = {size: max(s - launch_s, s / 10) for size, s in taken.items()}
+    return Curve(tuple((2.0 * size, 2 * size / beyond[size]) for size in sorted(beyond)))
+
+
+def _count(effort: Effort, num_bytes: int) -> int:
+    """Tensors of which each operation reads the last and writes the next."""
+    return max(2, min(AROUND, effort.most_bytes // (2 * num_bytes)))
 
 
 def measure_fresh(clock: Clock, effort: Effort) -> float | None:
@@ -73,7 +100,7 @@ def measure_fresh(clock: Clock, effort: Effort) -> float | None:
 
 def measure_draws(clock: Clock, effort: Effort) -> float:
     """Numbers drawn for dropout a second, beside the pass over rows that draws them."""
-    x_ND = torch.ones(max(1, effort.copy_bytes // 8 // 4 // _OTHER), _OTHER, device=clock.device)
+    x_ND = torch.ones(max(1, effort.copy_bytes // 8 // 4 // _WIDE), _WIDE, device=clock.device)
     key = step_key(0, 0, clock.device)
 
     def case(p: float) -> Call:
@@ -84,8 +111,8 @@ def measure_draws(clock: Clock, effort: Effort) -> float:
 
 
 def measure_attention(clock: Clock, effort: Effort) -> Curve:
-    """Bytes of rows weighed by attention a second, beside gathering them, by the bytes of a head's
-    row: the mean of forward and backward."""
+    """Rows of heads weighed by attention a second, beside gathering them, by the number of heads:
+    the mean of forward and backward."""
     edges, device = effort.attend_edges, clock.device
     num_rows = edges // DEGREE
     generator = torch.Generator(device=device).manual_seed(0)
@@ -109,9 +136,8 @@ def measure_attention(clock: Clock, effort: Effort) -> Curve:
     taken = clock.times({key: partial(case, *key) for key in cases})
     points = []
     for heads, columns in _HEADS:
-        passed = 2 * edges * heads * columns * 4
         beside = _beyond(taken[heads, columns, True], taken[heads, columns, False])
-        points.append((4.0 * columns, passed / beside))
+        points.append((float(heads), 2 * edges * heads / beside))
     return Curve(tuple(points))
 
 
@@ -120,11 +146,18 @@ def _beyond(whole_s: float, part_s: float) -> float:
     return max(whole_s - part_s, _LEAST_FRAC * whole_s)
 
 
-def measure_matmul(clock: Clock, effort: Effort) -> dict[str, Curve]:
-    """dtype -> operations a second by the narrowest size of a product.
+class ProductRates(NamedTuple):
+    """dtype -> operations a second by the narrowest size of a product."""
 
-    Of a narrow width it is the mean of what a layer does with it: a product that makes wide rows
-    of narrow ones, one that makes narrow rows of wide ones, and the gradient of its weight.
+    of_rows: dict[str, Curve]
+    outer: dict[str, Curve]  # that sum over rows
+
+
+def measure_matmul(clock: Clock, effort: Effort, bytes_s: Callable[[float], float]) -> ProductRates:
+    """Of rows it is the mean of a product that makes wide rows of narrow ones and one that makes
+    narrow rows of wide ones; the third is the gradient of the weight.
+
+    ``bytes_s`` gives the seconds that so many bytes of a product are priced at by themselves.
     """
     cases = {
         (name, width, form): partial(_product, clock, effort, getattr(torch, name), width, form)
@@ -133,22 +166,29 @@ def measure_matmul(clock: Clock, effort: Effort) -> dict[str, Curve]:
         for form in range(_FORMS)
     }
     taken = clock.times(cases)
-    curves = {}
+    rates = ProductRates({}, {})
     for name in DTYPES:
-        points = []
+        of_rows, outer = [], []
         for width in effort.narrowest:
-            num_rows, other = _sizes(effort, getattr(torch, name), width)
-            seconds = sum(taken[name, width, form] for form in range(_FORMS))
-            points.append((float(width), _FORMS * 2 * num_rows * width * other / seconds))
-        curves[name] = Curve(tuple(points))
-    return curves
+            dtype = getattr(torch, name)
+            num_rows, other = _sizes(effort, dtype, width)
+            moved = num_rows * (width + other) * dtype.itemsize
+            widen_s, narrow_s, outer_s = (
+                max(taken_s - bytes_s(moved), taken_s / 4)
+                for taken_s in (taken[name, width, form] for form in range(_FORMS))
+            )
+            operations = 2.0 * num_rows * width * other
+            of_rows.append((float(width), 2 * operations / (widen_s + narrow_s)))
+            outer.append((float(width), operations / outer_s))
+        rates.of_rows[name], rates.outer[name] = Curve(tuple(of_rows)), Curve(tuple(outer))
+    return rates
 
 
 def _sizes(effort: Effort, dtype: torch.dtype, width: int) -> tuple[int, int]:
     """Rows and the other width of a product, so that it takes the effort's operations."""
-    other = max(_OTHER, width)
+    other = max(effort.other_width, width)
     num_rows = int(effort.matmul_flops / (2 * width * other))
-    return max(other, min(num_rows, effort.most_bytes // 8 // (other * dtype.itemsize))), other
+    return max(other, min(num_rows, effort.product_bytes // (other * dtype.itemsize))), other
 
 
 def _product(clock: Clock, effort: Effort, dtype: torch.dtype, width: int, form: int) -> Call:
@@ -165,8 +205,8 @@ def _product(clock: Clock, effort: Effort, dtype: torch.dtype, width: int, form:
 
 
 class LaunchSeconds(NamedTuple):
-    """Of one small operation of torch's, of one of our graph operations, and on CUDA of either
-    in a recorded graph."""
+    """Of one small operation of torch's, of one of ours (half of them over a graph), and on CUDA of
+    either in a recorded graph."""
 
     plain_s: float
     graph_s: float
@@ -184,17 +224,17 @@ def measure_launch(clock: Clock) -> LaunchSeconds:
     def chain(*, graph: bool) -> Tensor:
         h = x_ND
         for _ in range(_LAYERS):
-            h = aggregate(block, h) if graph else torch.relu(h @ weight)
+            h = epilogue(aggregate(block, h), act="relu") if graph else torch.relu(h @ weight)
         return torch.autograd.grad(h, x_ND, torch.ones_like(h))[0]
 
     plain_s, graph_s = (clock.seconds(partial(chain, graph=graph)) for graph in (False, True))
-    # A plain layer is two operations forward (product, activation) and two backward.
-    plain, ours = 4 * _LAYERS, 2 * _LAYERS
+    # A layer is two operations forward (a product or a sum, an activation) and two backward.
+    count = 4 * _LAYERS
     replayed_s = None
     if clock.is_cuda:
         chains = (_recorded(partial(chain, graph=graph)) for graph in (False, True))
-        replayed_s = sum(clock.seconds(graph.replay) for graph in chains) / (plain + ours)
-    return LaunchSeconds(plain_s / plain, graph_s / ours, replayed_s)
+        replayed_s = sum(clock.seconds(graph.replay) for graph in chains) / (2 * count)
+    return LaunchSeconds(plain_s / count, graph_s / count, replayed_s)
 
 
 def _recorded(call: Call) -> torch.cuda.CUDAGraph:

@@ -72,8 +72,12 @@ def _share(device: Device, sharers: int) -> Device:
         else _slower(device.elementwise_Bps, sharers),
         fresh_Bps=None if device.fresh_Bps is None else device.fresh_Bps / sharers,
         draws_per_s=None if device.draws_per_s is None else device.draws_per_s / sharers,
-        attend_Bps=None if device.attend_Bps is None else _slower(device.attend_Bps, sharers),
+        rowwise_Bps=None if device.rowwise_Bps is None else _slower(device.rowwise_Bps, sharers),
+        attends_per_s=None
+        if device.attends_per_s is None
+        else _slower(device.attends_per_s, sharers),
         matmul_flops={name: _slower(curve, sharers) for name, curve in device.matmul_flops.items()},
+        outer_flops={name: _slower(curve, sharers) for name, curve in device.outer_flops.items()},
     )
 
 

@@ -5,12 +5,15 @@ outputs of hundreds of megabytes takes as long as the kernel that writes them. M
 comes back when its last tensor is gone and serves the next output of the same size. What is held,
 idle or not, never exceeds the most that was in use at once.
 
+Smaller tensors are the system's allocator's, which ``keep_small`` has keep what they gave back.
+
 Legend: N rows, D columns.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import threading
 import weakref
@@ -20,6 +23,8 @@ import torch
 from torch import Tensor
 
 LARGE_BYTES = 32 * 2**20  # from here on the allocator gives a tensor pages of its own
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+_NEVER = -1
 
 
 class Pool:
@@ -90,6 +95,20 @@ def new_rows(num_rows: int, num_columns: int, dtype: torch.dtype) -> Tensor:
     storage = POOL.take(num_bytes).untyped_storage()
     shape = num_rows, num_columns
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def keep_small() -> None:
+    """Have the allocator keep what tensors below LARGE_BYTES give back, for those of later steps.
+
+    By itself glibc returns it to the system, some of it in every step, and takes pages anew, which
+    takes as long as a kernel does. What lies free now is given back first. For the whole process,
+    and for good; without glibc nothing happens.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(0)
+        libc.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
+        libc.mallopt(_TRIM_THRESHOLD, _NEVER)
 
 
 def _allocate(num_bytes: int) -> np.ndarray:

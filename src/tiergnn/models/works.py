@@ -32,8 +32,13 @@ class Done(NamedTuple):
     launches: int = 1
 
 
+# The Python of a pass around its operations, which takes about as long as a call of ours.
+_AROUND = Done("rowwise", 0.0)
+
+
 class Works(TorchDispatchMode):
-    """While entered, lists what every operation does; ``take`` gives the list and starts anew."""
+    """While entered, lists what every operation does; ``take`` gives the list, with what a pass
+    takes around its operations, and starts anew."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +46,7 @@ class Works(TorchDispatchMode):
 
     def take(self) -> list[Done]:
         done, self._done = self._done, []
-        return done
+        return [*done, _AROUND] if done else done
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -61,17 +66,19 @@ def terms(law: Law, by_block: Sequence[Sequence[Done]]) -> tuple[Term, ...]:
     if len({tuple((d.kind, d.launches) for d in done) for done in by_block}) > 1:
         by_block = [_summed(done) for done in by_block]
     # What a kernel streams besides its gathers stays apart: it makes no tensor of its own.
-    found: dict[tuple[str, int, Size, bool], tuple[Size, int]] = {}
+    # So does what a block's size does not change: a few bytes of weights are no rows.
+    found: dict[tuple[str, int, Size, bool, bool], tuple[Size, int]] = {}
     for same in zip(*by_block, strict=True):
         grain = min(done.grain for done in same)
         table = law.size([done.table_bytes for done in same])
         amount = law.size([done.amount for done in same])
-        key = (same[0].kind, grain, table, same[0].launches > 0)
+        grows = amount != Size(fixed=amount.fixed)
+        key = (same[0].kind, grain, table, same[0].launches > 0, grows)
         before, launches = found.get(key, (Size(), 0))
         found[key] = (before + amount, launches + same[0].launches)
     return tuple(
         Term(kind=kind, amount=amount, grain=grain, table=table, launches=launches)
-        for (kind, grain, table, _), (amount, launches) in found.items()
+        for (kind, grain, table, *_), (amount, launches) in found.items()
         if amount != Size() or launches
     )
 
@@ -101,7 +108,13 @@ def _done(name: str, given: Sequence[Any], out: Any) -> list[Done]:
     ours = name.startswith("tiergnn::")
     make = (_OURS if ours else _DENSE).get(plain, _in_order)
     done = make(given, read, written)
+    if ours:
+        done = [_by_our_kernel(work) for work in done]
     return done if ours and plain not in _OF_TORCH else done + _fresh(read, written)
+
+
+def _by_our_kernel(work: Done) -> Done:
+    return work._replace(kind="rowwise") if work.kind == "stream" and work.launches else work
 
 
 def _in_order(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
@@ -132,7 +145,10 @@ def _product(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) ->
     sizes = (left.shape[-2], left.shape[-1], right.shape[-1])
     batch = math.prod(left.shape[:-2])
     moved = _bytes(*read, *written)
-    return [Done("matmul", 2.0 * batch * math.prod(sizes), min(sizes), moved)]
+    # Rows are transposed where their outer products are summed: the gradient of a weight.
+    transposed = left.stride(-1) > left.stride(-2) == 1
+    kind = "outer" if transposed else "matmul"
+    return [Done(kind, 2.0 * batch * math.prod(sizes), min(sizes), moved)]
 
 
 def _rows_product(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
@@ -155,8 +171,8 @@ def _by_index(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -
     grain = max(1, _row_bytes(table))
     moved = float(count * grain)
     done = [
-        Done("gather", moved, grain, _bytes(table)),
-        Done("stream", moved + _bytes(index), launches=0),
+        Done("gather", moved, grain, _bytes(table), launches=0),
+        Done("stream", moved + _bytes(index)),
     ]
     if any(t.shape == table.shape and t.data_ptr() != table.data_ptr() for t in written):
         done.append(Done("stream", 2 * _bytes(table), launches=0))
@@ -241,9 +257,8 @@ def _gatv2_grad(given: Sequence[Any], read: list[Tensor], written: list[Tensor])
 def _attended(given: Sequence[Any], rows: Tensor) -> list[Done]:
     """The arithmetic over every edge and head of rows [S, K, F]. Where some drop, four numbers are
     drawn at a time, one of which is used; the threshold stands after whether there are loops."""
-    edges, (heads, columns) = Block.by_handle(given[0]).num_edges, rows.shape[1:]
-    head_bytes = columns * rows.element_size()
-    done = [Done("attend", float(edges * heads * head_bytes), head_bytes, launches=0)]
+    edges, heads = Block.by_handle(given[0]).num_edges, rows.shape[1]
+    done = [Done("attend", float(edges * heads), heads, launches=0)]
     threshold = next(b for a, b in pairwise(given) if isinstance(a, bool) and type(b) is int)
     return done + [Done("draw", 4.0 * edges * heads, launches=0)] * (threshold > 0)
 

@@ -1,8 +1,8 @@
 """Cost: the seconds that an action's work takes on a machine, and what measured runs teach of it.
 
-Every kind of work has a class: gather, attend, matmul, stream (operations on rows in order), draw,
-fresh, launch, and each link. What the machine's rates say is multiplied by the factor of the class,
-1 until ``fit`` (planner/fit.py) learns a better one.
+Every kind of work has a class: gather, attend, matmul, stream (operations on rows in order, torch's
+and ours), draw, fresh, launch, and each link. What the machine's rates say is multiplied by the
+factor of the class, 1 until ``fit`` (planner/fit.py) learns a better one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, unknown
-from tiergnn.hardware.machine import LINKS, Device, Machine, hit_frac
+from tiergnn.hardware.machine import AROUND, LINKS, Device, Machine, hit_frac
 from tiergnn.schedule.actions import Action, Lane, Op, Work
 from tiergnn.schedule.schedule import Schedule
 
@@ -162,8 +162,9 @@ def _shares(
         yield Share(work.kind, _beside_s(device, work))
         return
     if work.launches:
-        yield Share("launch", work.launches * launches.plain_s)
-    if work.kind == "matmul":
+        of_ours = work.kind == "rowwise"
+        yield Share("launch", work.launches * (launches.graph_s if of_ours else launches.plain_s))
+    if work.kind in ("matmul", "outer"):
         yield from _product(device, work)
     else:
         yield Share("stream", _stream_s(device, work))
@@ -172,7 +173,8 @@ def _shares(
 def _beside_s(device: Device, work: Work) -> float:
     """What an operation takes beside its bytes; nothing where the machine has no rate of it."""
     if work.kind == "attend":
-        return 0.0 if device.attend_Bps is None else work.amount / device.attend_Bps.at(work.grain)
+        curve = device.attends_per_s
+        return 0.0 if curve is None else work.amount / curve.at(work.grain)
     rate = device.draws_per_s if work.kind == "draw" else device.fresh_Bps
     small = work.kind == "fresh" and work.amount < work.launches * _FRESH_FROM_BYTES
     return 0.0 if rate is None or small else work.amount / rate
@@ -182,7 +184,10 @@ def _product(device: Device, work: Work) -> Iterator[Share]:
     """Arithmetic by the narrowest width, and bytes: one after the other on a CPU, at once on CUDA,
     where the longer of the two counts."""
     dtype = "float32" if work.place == "device" else work.place
-    flops_s = work.amount / device.matmul_of(dtype).at(max(1, work.grain))
+    curve = device.matmul_of(dtype)
+    if work.kind == "outer":
+        curve = device.outer_flops.get(dtype, curve)
+    flops_s = work.amount / curve.at(max(1, work.grain))
     bytes_s = work.launches * _in_order_s(device, float(work.span))
     if device.kind == "cpu" or flops_s >= bytes_s:
         yield Share("matmul", flops_s)
@@ -194,7 +199,7 @@ def _link_of(work: Work, lane: Lane, device: Device) -> str | None:
     """The link that the work's bytes go over; None where the device does it by itself."""
     if work.kind == "move":
         return work.place
-    if work.kind == "matmul" or work.place == "device":
+    if work.kind in ("matmul", "outer") or work.place == "device":
         return None
     if work.kind == "stream":
         return "host_copy"
@@ -206,7 +211,10 @@ def _link_of(work: Work, lane: Lane, device: Device) -> str | None:
 
 
 def gather_s_per_byte(device: Device, work: Work, streamed: float = 0.0) -> float:
-    """Each byte takes what the cache that has it takes: a smooth step from caches to memory."""
+    """Each byte takes what the cache that has it takes: a smooth step from caches to memory.
+
+    A CPU finds a row that is read for the first time where other operations left it.
+    """
     even = work.evenness
     row = max(1, work.grain)
     span = float(work.span)
@@ -219,19 +227,30 @@ def gather_s_per_byte(device: Device, work: Work, streamed: float = 0.0) -> floa
     memory_s = (1 - cached) / device.gather_Bps.at(row)
     cached_s = (cached - near) / device.cached_gather_Bps.at(row)
     near_s = near / device.near_gather_Bps.at(row) if device.near_gather_Bps else 0.0
-    return near_s + cached_s + memory_s
+    again_s = near_s + cached_s + memory_s
+    if device.kind != "cpu" or not work.amount:
+        return again_s
+    left = hit_frac(device.cache_bytes, AROUND * span)
+    first_s = left / device.cached_gather_Bps.at(row) + (1 - left) / device.gather_Bps.at(row)
+    first = min(1.0, span / work.amount)
+    return (1 - first) * again_s + first * max(first_s, again_s)
 
 
 def _stream_s(device: Device, work: Work) -> float:
     """Without a launch it is what a kernel streams besides its gathers."""
-    if not work.launches:
-        return device.in_order_s(work.amount)
-    return work.launches * _in_order_s(device, work.amount / work.launches)
+    if work.launches:
+        each = work.amount / work.launches
+        return work.launches * _in_order_s(device, each, rowwise=work.kind == "rowwise")
+    if device.kind == "cpu":
+        return _in_order_s(device, work.amount)
+    return device.in_order_s(work.amount)
 
 
-def _in_order_s(device: Device, num_bytes: float) -> float:
+def _in_order_s(device: Device, num_bytes: float, *, rowwise: bool = False) -> float:
     """Of one operation; never less than that of a smaller one, however the rates were measured."""
     curve = device.elementwise_Bps
+    if rowwise and device.rowwise_Bps is not None:
+        curve = device.rowwise_Bps
     if curve is None:
         return num_bytes / device.stream_Bps
     if not num_bytes:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.csr import Graph
+from tiergnn.kernels import memory
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import step_key
 from tiergnn.models.stages import Prepared
@@ -103,6 +104,8 @@ class Resident:
         self._step = self._walk(True, step)
         self._capture = self._made_capture(budget_bytes) if capture else None
         self._evaluation = self._walk(False, resident.evaluation(works[False], shape))
+        if self.device.type == "cpu":
+            memory.keep_small()
 
     def _trace(self, prepare: bool) -> dict[bool, Program]:
         names = ["x", *self._edges, *([] if self._edge_attr is None else ["edge_attr"])]

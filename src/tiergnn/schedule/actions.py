@@ -69,7 +69,7 @@ KINDS = (
     "topology", "features", "parameters", "gradients", "optimizer", "activations", "saved",
     "workspace", "cache", "staging",
 )  # fmt: skip
-WORKS = ("gather", "attend", "move", "matmul", "stream", "draw", "fresh")
+WORKS = ("gather", "attend", "move", "matmul", "outer", "stream", "rowwise", "draw", "fresh")
 _MARKS = ("given", "lasting", "own")
 _LISTS = ("tag", "reads", "writes", "after", "work")
 _NUMBERS = {"s": "stage", "p": "part", "c": "slice"}
@@ -179,13 +179,14 @@ class Work:
 
     kind "gather": ``amount`` bytes read at random as rows of ``grain`` bytes from a table of
     ``span`` bytes that lies at ``place`` (device, host, peer), ``evenness`` saying how evenly its
-    rows are read (``graph.shape.Histogram.evenness``); "attend": of those, ``amount`` bytes weighed
-    by attention in heads of ``grain`` bytes; "move": ``amount`` bytes over the link ``place`` in
+    rows are read (``graph.shape.Histogram.evenness``); "attend": of those, ``amount`` weighed
+    by attention, of ``grain`` heads an edge; "move": ``amount`` bytes over the link ``place`` in
     pieces of ``grain`` bytes (1: in one piece); "matmul": ``amount`` operations of dtype ``place``
     ("device": float32), ``grain`` the narrowest of a product's sizes and ``span`` the bytes that
-    one reads and writes; "stream": ``amount`` bytes in order at ``place`` (``launches`` 0: by a
-    kernel that gathers besides); "draw": ``amount`` numbers drawn for dropout; "fresh": ``amount``
-    bytes of ``launches`` new tensors that torch's allocator is asked for.
+    one reads and writes, "outer": likewise of one that sums over rows; "stream": ``amount`` bytes
+    in order at ``place`` (``launches`` 0: by a kernel that gathers besides), "rowwise": by our own
+    kernels; "draw": ``amount`` numbers drawn for dropout; "fresh": ``amount`` bytes of
+    ``launches`` new tensors that torch's allocator is asked for.
     """
 
     kind: str

@@ -78,7 +78,11 @@ def gat_backward(
     grad_dst_PK = torch.empty(dst_PK.shape, dtype=wide)
     numbers = _numbers(options)
     given = x, numbers, grad, outputs, Span(stats_P4K), Span(grad_dst_PK)
-    spread(lambda first, last: cpu_gat.destinations(first, last, *given), block.num_dst)
+    spread(
+        lambda first, last: cpu_gat.destinations(first, last, *given),
+        block.num_dst,
+        2 * grad_PKF.nbytes,
+    )
 
     rows = _rows(block, transposed=True)
     grad_h_SKF = torch.empty(h_SKF.shape, dtype=wide)

@@ -125,5 +125,5 @@ def dropout(
         for piece in pieces:
             _dropout_kernel(first, last, *piece, gid, threshold, factor, words, site)
 
-    spread(work, x.shape[0])
+    spread(work, x.shape[0], 2 * out.nbytes)
     return out

@@ -212,7 +212,7 @@ def epilogue(x_PD: Tensor, terms: Terms, options: Options) -> Tensor:
         for piece in pieces:
             _epilogue_kernel(first, last, *piece)
 
-    spread(work, x.shape[0])
+    spread(work, x.shape[0], 2 * out.nbytes)
     return out
 
 
@@ -252,7 +252,7 @@ def epilogue_grad(
             _epilogue_grad_kernel(first, last, step, num_rows, *piece)
 
     if grad.numel():
-        spread(work, _SHARES)
+        spread(work, _SHARES, 3 * grad.nbytes)
     total = torch.from_numpy(np.add.reduce(sums.numpy(), axis=0))[:, :columns]
     return Grads(of_x, of_other, total.to(wide(grad.dtype)))
 

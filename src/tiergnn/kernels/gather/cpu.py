@@ -63,7 +63,7 @@ def move(
         for piece in pieces:
             move_kernel(first, last, *piece)
 
-    spread(work, num_indices)
+    spread(work, num_indices, 2 * num_indices * out_ND.shape[1] * out_ND.element_size())
 
 
 def _pieces(

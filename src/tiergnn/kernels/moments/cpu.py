@@ -131,7 +131,7 @@ def moments(x_PD: Tensor) -> Tensor:
             _moments_kernel(first, last, step, num_rows, *piece, 2 * room * 8, room * 8)
 
     if x.numel():
-        spread(work, -(-num_rows // step))
+        spread(work, -(-num_rows // step), x.nbytes)
     merged = _merged(shares[..., :columns].numpy(), num_rows, step)
     return torch.from_numpy(merged).to(wide(x.dtype))
 
@@ -174,5 +174,5 @@ def moments_grad(
         for piece in pieces:
             _moments_grad_kernel(first, last, *piece)
 
-    spread(work, x.shape[0])
+    spread(work, x.shape[0], 2 * out.nbytes)
     return out

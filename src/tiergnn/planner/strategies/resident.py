@@ -19,7 +19,7 @@ from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.schedule import Schedule, Writer
-from tiergnn.workload import DTYPE_BYTES, Extent, StageWork, Term, Workload
+from tiergnn.workload import DTYPE_BYTES, PRODUCTS, Extent, StageWork, Term, Workload
 
 NAME = "resident"
 
@@ -53,7 +53,7 @@ def evaluation(workload: Workload, shape: GraphShape) -> Schedule:
 
 def works(terms: Iterable[Term], extent: Extent, evenness: float, dtype: str) -> tuple[Work, ...]:
     """What a stage's terms amount to on a block that lies on the device."""
-    place = {"matmul": "device" if dtype == "float32" else dtype}
+    place = dict.fromkeys(PRODUCTS, "device" if dtype == "float32" else dtype)
     return tuple(
         Work(
             kind=term.kind,

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from tiergnn.graph.shape import GraphShape
 from tiergnn.schedule.actions import Work
-from tiergnn.workload import Extent, Term
+from tiergnn.workload import PRODUCTS, Extent, Term
 
 ALL = ("gather", "matmul", "stream")
-_BESIDE = {"attend": "gather", "draw": "stream", "fresh": "stream"}  # what goes along with what
+# What goes along with what.
+_BESIDE = {
+    "attend": "gather", "outer": "matmul", "rowwise": "stream", "draw": "stream", "fresh": "stream",
+}  # fmt: skip
 _Asked = tuple[int, Extent, tuple[str, ...], float, float, bool]
 
 
@@ -56,7 +59,7 @@ class Works:
             amount=amount,
             grain=max(1, round(term.grain * frac)),
             span=round(term.table.at(extent) * frac),
-            place=self._dtype_place if term.kind == "matmul" else "device",
+            place=self._dtype_place if term.kind in PRODUCTS else "device",
             launches=term.launches,
             evenness=self._evenness[backward] if term.kind == "gather" else 1.0,
         )
