@@ -127,8 +127,8 @@ def test_what_is_held_and_moved_is_the_plans(model, way):
         if action.op is Op.COPY:
             assert moved[action.index] == action.moved_bytes, action
     planned = peaks(staged.schedule)[0, "device"][0]
-    labels = graph.num_nodes * (8 + 8)  # of the loss, which are not the plan's
-    assert staged.peak_bytes["device"] - before <= planned + labels
+    others = graph.num_nodes * (8 + 8) + 2**20  # labels of the loss; what the allocator rounds up
+    assert staged.peak_bytes["device"] - before <= planned + others
     staged.close()
 
 
