@@ -97,12 +97,14 @@ def _whole_rows(rowptr: Tensor, most: int, names: Tensor, out: list[Tensor]) -> 
     of each of ``_bounds``."""
     bounds = torch.tensor(_bounds(most), device=rowptr.device)
     by = _by_counting if rowptr.device.type == "cpu" else _by_sorting
-    return by(rowptr, bounds, names, out).tolist()
+    return by(rowptr, bounds, most, names, out).tolist()
 
 
-def _by_sorting(rowptr: Tensor, bounds: Tensor, names: Tensor, out: list[Tensor]) -> Tensor:
+def _by_sorting(
+    rowptr: Tensor, bounds: Tensor, most: int, names: Tensor, out: list[Tensor]
+) -> Tensor:
     degree = rowptr.diff()
-    whole = torch.nonzero(degree <= bounds[-1]).flatten()
+    whole = torch.nonzero(degree <= most).flatten()
     kind = torch.bucketize(degree[whole], bounds).to(torch.int8)
     whole = whole[torch.sort(kind, descending=True, stable=True).indices]
     for array, values in zip(out, (names, rowptr, degree), strict=True):
@@ -110,16 +112,17 @@ def _by_sorting(rowptr: Tensor, bounds: Tensor, names: Tensor, out: list[Tensor]
     return torch.bincount(kind, minlength=bounds.numel())
 
 
-def _by_counting(rowptr: Tensor, bounds: Tensor, names: Tensor, out: list[Tensor]) -> Tensor:
+def _by_counting(
+    rowptr: Tensor, bounds: Tensor, most: int, names: Tensor, out: list[Tensor]
+) -> Tensor:
     """Without room for more, on a CPU."""
     counts = torch.zeros_like(bounds)
-    _sort_rows(*(array.numpy() for array in (rowptr, bounds, names, counts, *out)))
+    _sort_rows(most, *(array.numpy() for array in (rowptr, bounds, names, counts, *out)))
     return counts
 
 
 @numba.njit(cache=True, nogil=True)
-def _sort_rows(rowptr, bounds, names, counts, out_row, out_start, out_size):
-    most = bounds[-1]
+def _sort_rows(most, rowptr, bounds, names, counts, out_row, out_start, out_size):
     for row in range(rowptr.size - 1):
         degree = rowptr[row + 1] - rowptr[row]
         if degree <= most:
@@ -168,7 +171,7 @@ def _bounds(most: int) -> list[int]:
     bounds = [0, 1, 2, 3, 4]
     while bounds[-1] < most:
         bounds.append(2 * bounds[-2])
-    return bounds
+    return [bound for bound in bounds if bound <= most]
 
 
 def _spans(first: int, counts: list[int], most: int) -> tuple[Span, ...]:
