@@ -42,10 +42,10 @@ def test_an_error_says_where_and_leaves_nothing(pair):
 
 
 def test_an_error_on_another_lane_is_the_steps(pair, monkeypatch):
-    def broken(self, names):
+    def broken(self, names, **options):
         if any("grad.of" in name for name in names):
             raise OSError("no more")
-        return reserve(self, names)
+        return reserve(self, names, **options)
 
     buffers = type(pair.staged._walks[True]._buffers)
     reserve = buffers.reserve
