@@ -42,13 +42,13 @@ CPU = Effort(
     most_bytes=1024 * MIB,
     read_bytes=256 * MIB,
     row_bytes=(16, 64, 256, 1024, 4096),
-    matmul_flops=2.0**28,  # of rows that no cache holds
-    other_width=16,
-    product_bytes=8 * MIB,
+    matmul_flops=2.0**29,
+    other_width=64,
+    product_bytes=16 * MIB,  # which no cache holds with what is made of them
     narrowest=(4, 16, 64, 256, 512),
     tensor_bytes=tuple(int(mib * MIB) for mib in (0.25, 1, 4, 16, 64)),
     copy_bytes=128 * MIB,
-    attend_edges=2**18,
+    attend_edges=2**19,
 )
 CUDA = Effort(
     budget_s=0.04,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from tiergnn.kernels.epilogue import epilogue
 from tiergnn.kernels.product import linear_rows
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-_FORMS = 3  # of products, see ``measure_matmul``
+_FORMS, _TURNS = 3, 3  # of products, see ``measure_matmul`` and ``_product``
 _SMALL, _WIDE, _LAYERS = 16, 256, 8
 _HEADS = ((1, 16), (4, 16), (16, 8))  # heads and their columns
 _LEAST_FRAC = 0.02  # of what takes longer: of less than that nothing can be said
@@ -187,21 +188,28 @@ def measure_matmul(clock: Clock, effort: Effort, bytes_s: Callable[[float], floa
 def _sizes(effort: Effort, dtype: torch.dtype, width: int) -> tuple[int, int]:
     """Rows and the other width of a product, so that it takes the effort's operations."""
     other = max(effort.other_width, width)
-    num_rows = int(effort.matmul_flops / (2 * width * other))
+    few = 1 if dtype == torch.float32 else 8  # of the others a shorter look does
+    num_rows = int(effort.matmul_flops / few / (2 * width * other))
     return max(other, min(num_rows, effort.product_bytes // (other * dtype.itemsize))), other
 
 
 def _product(clock: Clock, effort: Effort, dtype: torch.dtype, width: int, form: int) -> Call:
+    """Of rows that other products were made of since they were read last."""
     num_rows, other = _sizes(effort, dtype, width)
-    narrow = torch.ones(num_rows, width, dtype=dtype, device=clock.device)
-    wide = torch.ones(num_rows, other, dtype=dtype, device=clock.device)
-    if form == 0:
-        widen = torch.ones(other, width, dtype=dtype, device=clock.device)
-        return lambda: linear_rows(narrow, widen)
-    if form == 1:
-        narrower = torch.ones(width, other, dtype=dtype, device=clock.device)
-        return lambda: linear_rows(wide, narrower)
-    return lambda: narrow.T @ wide
+
+    def ones(*shape: int) -> Tensor:
+        return torch.ones(*shape, dtype=dtype, device=clock.device)
+
+    turns = cycle([(ones(num_rows, width), ones(num_rows, other)) for _ in range(_TURNS)])
+    widen, narrower = ones(other, width), ones(width, other)
+
+    def call() -> Tensor:
+        narrow, wide = next(turns)
+        if form == 2:
+            return narrow.T @ wide
+        return linear_rows(wide, narrower) if form else linear_rows(narrow, widen)
+
+    return call
 
 
 class LaunchSeconds(NamedTuple):

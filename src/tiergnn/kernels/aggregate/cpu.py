@@ -63,7 +63,7 @@ def weighted_sum(
                 first, last, step, tile, count, starts, cols, weight, *x_at, *out_at, mean, carry
             )
 
-    spread(work, num_tasks)
+    spread(work, num_tasks, cols.size * columns * dtype.itemsize)
     for tile, count, _, out_at, _, carry in pieces:
         cpu_sum.sum_close_kernel(step, tile, count, starts, *out_at, mean, carry)
     return out
@@ -100,7 +100,7 @@ def edge_dot(
                 first, last, step, tile, count, starts, cols, *g_at, *x_at, out_E, further
             )
 
-    spread(work, num_tasks)
+    spread(work, num_tasks, cols.size * columns * dtype.itemsize)
     return out
 
 

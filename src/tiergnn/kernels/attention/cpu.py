@@ -26,6 +26,7 @@ from tiergnn.kernels.dropout import key_words
 from tiergnn.kernels.span import Span
 from tiergnn.kernels.threads import spread
 
+_EDGE_BYTES = 64  # as many in order take about as long as an edge
 SHARED_BYTES = 32 * 2**20  # of one sum a task of gradients that all edges add to
 
 
@@ -203,7 +204,7 @@ def _run(
         kernel(first, last, rows, *given, ints, floats, _doubles(sizes[2]))
 
     if rows.num_tasks:
-        spread(work, rows.num_tasks)
+        spread(work, rows.num_tasks, rows.num_edges * _EDGE_BYTES)
 
 
 def _numbers(options: Options) -> Any:
