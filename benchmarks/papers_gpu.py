@@ -86,13 +86,15 @@ class Features:
     """bfloat16 [V, D] whose memory can be given back once a run has its own copy."""
 
     def __init__(self, num_nodes: int, width: int, device: str):
-        self._memory = mmap.mmap(-1, 2 * num_nodes * width)
+        # Private: of shared memory MADV_DONTNEED gives nothing back.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, 2 * num_nodes * width, flags=flags)
         bits = np.frombuffer(self._memory, np.int16).reshape(num_nodes, width)
         step = max(1, 2**28 // width)
         for first in range(0, num_nodes, step):
             rows = torch.randn(min(step, num_nodes - first), width, device=device)
-            stored = rows.bfloat16().view(torch.int16).cpu()
-            bits[first : first + step] = stored.numpy()
+            stored = rows.bfloat16().view(torch.int16)
+            torch.from_numpy(bits[first : first + step]).copy_(stored)
         self.table = Table(data=bits.view(np.uint16), dtype="bfloat16")
 
     def forget(self) -> None:

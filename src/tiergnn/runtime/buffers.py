@@ -28,6 +28,7 @@ from tiergnn.runtime.host_memory import HostMemory
 from tiergnn.runtime.pending import Pending
 from tiergnn.runtime.shared_rows import SharedRows
 from tiergnn.schedule.actions import Buffer, Op
+from tiergnn.schedule.check import peaks
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.units import format_bytes
@@ -81,7 +82,10 @@ class Buffers:
         self._lives = [life for life in _lives(schedule, rank) if not self._shares(life.name)]
         self._memory, self._layout = memory or HostMemory(device), None
         self._arena: Arena | None = None
-        self._pending = Pending() if device.type == "cuda" else None
+        self._pending, self._most = None, 0
+        if device.type == "cuda":
+            # What is queued runs behind: without waits more would be held than the plan says.
+            self._pending, self._most = Pending(), peaks(schedule).get((rank, "device"), (0, {}))[0]
 
     def _given_bytes(self, tier: str) -> int:
         given = [b for b in self._schedule.buffers if b.given and b.rank == self._rank]
@@ -191,8 +195,8 @@ class Buffers:
                     culprit=str(buffer),
                     hint="a schedule that check() has proved for this machine",
                 )
-            if buffer.tier == "device" and self._pending is not None and room is not None:
-                self._pending.make_room(room - held)
+            if buffer.tier == "device" and self._pending is not None:
+                self._pending.make_room(self._most - held)
             if self._in_arena(buffer):
                 assert self._arena is not None
                 self._arena.reserve(name)
