@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+import pytest
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
@@ -22,6 +23,8 @@ NAMES = {
     torch.bool: "i1",
 }
 OPTIONS = ("num_warps", "num_stages")
+# One of them tells of what cannot be compiled; the other only where the two differ.
+ARCHS = (pytest.param(80, marks=pytest.mark.slow), 90)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.kernels.ahead import compiled_ahead
+from tests.kernels.ahead import ARCHS, compiled_ahead
 from tests.kernels.blocks import ragged, rand
 from tests.kernels.epilogues import CASES, KEY
 from tiergnn.kernels.aggregate import gpu, gpu_kernels
@@ -18,7 +18,6 @@ from tiergnn.kernels.epilogue.reference import Options, Terms
 from tiergnn.kernels.gather import gpu as gather_gpu
 from tiergnn.kernels.tasks import MOST
 
-ARCHS = (80, 90)
 BLOCK = ragged([2, 0, 99, 2 * MOST, *[0] * 9], 60)  # parts, long rows and short ones
 
 

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.kernels.ahead import compiled_ahead
+from tests.kernels.ahead import ARCHS, compiled_ahead
 from tests.kernels.blocks import rand
 from tiergnn.kernels.moments import gpu
 
@@ -17,7 +17,7 @@ def not_interpreted(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_moments(arch):
     """And back; wide rows are read and written 16 bytes at a time."""
     cases = [

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-
 import numpy as np
 import pytest
 import torch
 
 from tests.data import data_dir
 from tests.runtime.exchanging import one_rank, random_case, upstream, wanted
+from tests.transport.processes import FORKSERVER
 from tiergnn.errors import PlanError
 from tiergnn.graph.boundary import boundary_of
 from tiergnn.graph.csr import from_edges
@@ -68,13 +67,11 @@ def test_halos_are_those_of_a_partition():
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_processes_over_gloo(num_ranks, tmp_path):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.runtime.exchanging"])
-    queue = context.Queue()
+    queue = FORKSERVER.Queue()
     seeds = list(range(900, 908))
     assert num_ranks == 2 or any(random_case(s, num_ranks)[0].num_stages > 1 for s in seeds)
     processes = [
-        context.Process(
+        FORKSERVER.Process(
             target=one_rank, args=(rank, num_ranks, str(tmp_path / "meet"), seeds, queue)
         )
         for rank in range(num_ranks)

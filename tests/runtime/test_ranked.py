@@ -64,10 +64,10 @@ def test_the_same_bits_twice(strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("num_nodes", "num_edges"), [(3, 5), (5, 0)])
+@pytest.mark.parametrize(("num_nodes", "num_edges"), [(3, 5), (4, 0)])
 def test_more_ranks_than_nodes(strategy, num_nodes, num_edges):
     """Empty parts, parts without labels or edges."""
-    compare("gcn", random_graph(num_nodes, num_edges, 1), strategy, 8)
+    compare("gcn", random_graph(num_nodes, num_edges, 1), strategy, 5)
 
 
 def test_float32():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tiergnn.schedule.check import peaks
 
 # Dropout in all but two; BatchNorm in deep, gin and basic gcn; residuals in deep; jumping knowledge
 # in jumping cat and basic gcn; a layer that we do not have in own layer.
-MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "own layer", "deep", "jumping cat", "basic gcn")
+MODELS = ("gcn", "sage", "gin", "deep", "gat", "gatv2", "own layer", "jumping cat", "basic gcn")
 WAYS = {
     "grinnder": ("grinnder", {}),
     "buckets": ("grinnder", {"gradients": "buckets"}),
@@ -33,6 +34,9 @@ WAYS = {
     "disk buckets": ("grinnder", {"tier": "disk", "gradients": "buckets"}),
     "hot rows": ("grinnder", {"hot_frac": 0.3}),
 }
+# Every other pair, as on a chess board: models of one kind, which stand side by side (plain sums,
+# BatchNorm, attention, layers that are joined), go every way between them.
+PAIRS = [pair for turn, pair in enumerate(product(MODELS, WAYS)) if turn % 2 == 0]
 
 
 def run(model, way, num_parts, scratch, *, seed=0, size=(40, 150), dtype=torch.float64, epochs=5):
@@ -50,12 +54,10 @@ def run(model, way, num_parts, scratch, *, seed=0, size=(40, 150), dtype=torch.f
     return pair
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "way"), PAIRS)
 def test_exact(model, way, tmp_path):
-    """Every model in every way; the parts go round."""
-    turn = MODELS.index(model) + list(WAYS).index(way)
-    run(model, way, (2, 3, 5, 1)[turn % 4], tmp_path, epochs=2)
+    """The parts go round."""
+    run(model, way, (2, 3, 5, 1)[PAIRS.index((model, way)) % 4], tmp_path, epochs=2)
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
-"""Processes of ranks that start fast: off a server that has imported torch and not used it."""
+"""Processes of ranks that start fast: off a server that has imported what they need, and used none
+of it. Python has one such server for all of a process."""
 
 from __future__ import annotations
 
 import multiprocessing
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["torch", "tiergnn.transport.launch"])
+FORKSERVER.set_forkserver_preload(["tiergnn.training.task", "torch_geometric.nn"])
