@@ -111,11 +111,14 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=180, help="after it no cell is begun")
     parser.add_argument("--cells", type=Path, help="a file of measured cells")
     parser.add_argument("--only-table", action="store_true", help="of the cells that there are")
+    parser.add_argument("--note", help="what else is to be known of the measurements")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     short = {"cpu": "cpu", "cuda": "gpu"}[args.device]
     args.cells = args.cells or ROOT / "build" / f"plan-cells-{short}.json"
     record = provenance() | {"threads": torch.get_num_threads()}
+    if args.note:
+        record["note"] = args.note
     if args.device == "cuda":
         record["gpu"] = torch.cuda.get_device_name()
     cells = Cells(args.cells)
