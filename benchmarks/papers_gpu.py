@@ -30,12 +30,15 @@ from tiergnn.graph.csr import Graph
 from tiergnn.graph.published import published_shape
 from tiergnn.graph.shape import GraphShape, shape_of
 from tiergnn.graph.table import Table
+from tiergnn.hardware.capacities import ASIDE_BYTES
 from tiergnn.hardware.machine import Machine
 from tiergnn.hardware.presets import resolve
 from tiergnn.models.zoo import build
 from tiergnn.planner.choose import Choosing, best
 from tiergnn.runtime.memory import PeakMeter
 from tiergnn.runtime.staged import Staged
+from tiergnn.schedule.schedule import Schedule
+from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.metering import workload_of
 from tiergnn.training.options import Options
 from tiergnn.training.scoring import Scoring
@@ -125,10 +128,21 @@ def asked_of(graph: Graph, shape: GraphShape, machine: Machine, args: argparse.N
     )  # fmt: skip
     options = Options(device=args.device)
     workload, prepared = (workload_of(graph, model, options, prepared=p) for p in (False, True))
-    budget = machine.with_budgets(device_bytes=parse_bytes(args.budget))
+    budget = machine.with_budgets(device_bytes=parse_bytes(args.budget) - ASIDE_BYTES)
     return model, Choosing(
         workload=workload, prepared=prepared, shape=shape, storage=("bfloat16",), machine=budget
     )
+
+
+def by_kind(schedule: Schedule, timeline: Timeline) -> dict[str, list[float]]:
+    """Lane and operation -> seconds, bytes moved and how many."""
+    found: dict[str, list[float]] = {}
+    ops = {action.index: action.op for action in schedule.actions}
+    for span in timeline.spans:
+        sums = found.setdefault(f"{span.lane} {ops[span.index]}", [0.0, 0, 0])
+        for i, more in enumerate((span.end_s - span.start_s, span.moved_bytes, 1)):
+            sums[i] += more
+    return found
 
 
 def write_modelled(args: argparse.Namespace) -> None:
@@ -222,6 +236,7 @@ def main() -> None:
             "moved_bytes": moved,
             "link_limit_s": least_s(moved, rates),
             "busy_s": {lane: s for (_, lane), s in timeline.busy_s().items()},
+            "by_kind": by_kind(staged.schedule, timeline),
             "peak_bytes": staged.peak_bytes | {"resident set": meter.read()["host"]},
         }
         print(

@@ -35,6 +35,7 @@ from tiergnn.graph.csr import Graph
 from tiergnn.graph.partition import partition
 from tiergnn.graph.shape import Layout, layout_of, shape_of
 from tiergnn.graph.table import Table
+from tiergnn.hardware.capacities import ASIDE_BYTES
 from tiergnn.hardware.machine import Curve, Machine
 from tiergnn.hardware.presets import resolve
 from tiergnn.memory.pinning import process_pinning
@@ -165,7 +166,8 @@ def room_of(asked: Choosing) -> Room:
 def planned(asked: Choosing, strategy: str, budget_bytes: int) -> Plan:
     """Under the budget, or the least that would do: parts of a graph without communities read
     nearly all rows, however many there are."""
-    within = replace(asked, machine=asked.machine.with_budgets(device_bytes=budget_bytes))
+    machine = asked.machine.with_budgets(device_bytes=budget_bytes - ASIDE_BYTES)
+    within = replace(asked, machine=machine)
     try:
         return best(within.trials([strategy]))
     except PlanError as error:

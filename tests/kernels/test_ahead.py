@@ -11,6 +11,7 @@ from tests.kernels.ahead import ARCHS, compiled_ahead
 from tests.kernels.blocks import ragged, rand
 from tests.kernels.epilogues import CASES, KEY
 from tiergnn.kernels.aggregate import gpu, gpu_kernels
+from tiergnn.kernels.columns import gpu as columns_gpu
 from tiergnn.kernels.dropout import gpu as dropout_gpu
 from tiergnn.kernels.dropout import threshold
 from tiergnn.kernels.epilogue import gpu as epilogue_gpu
@@ -135,3 +136,13 @@ def test_rows_are_read_16_bytes_at_a_time(width, dtype):
         gpu.weighted_sum(BLOCK.rowptr, BLOCK.col, plan, x, None, None, False)
     long_rows = found["sum_kernel"][0]
     assert long_rows.count("ld.global.v4.b32") >= 2 * gpu.LOADS
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_columns(arch):
+    slices, block = rand(8, 70, 4).bfloat16(), rand(70, 64).float()
+    with compiled_ahead(arch) as found:
+        for joins in (True, False):
+            columns_gpu.turn(slices, block[:, 32:], joins)
+            columns_gpu.turn(slices.double(), block.half(), joins)
+    assert len(found["turn_kernel"]) == 4

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
 
 from tests.memory.contract import rand
-from tiergnn.memory.pinning import PAGE_BYTES, Pinning, page_bytes, process_pinning
+from tiergnn.memory.pinning import PAGE_BYTES, Pinning, Pins, page_bytes, process_pinning
 from tiergnn.memory.ram import RamRows
 
 
@@ -137,3 +139,19 @@ def test_rows_cross_between_chunks_and_a_gpu():
     torch.cuda.synchronize()
     assert torch.equal(out.cpu(), values)
     store.close()
+
+
+def test_what_nobody_closes_is_given_back_with_its_owner():
+    cuda = Cuda()
+    pinning = cuda.pinning()
+    owner = Pins(pinning)
+    memory = page_bytes(PAGE_BYTES)
+    owner.add(memory)
+    alive = weakref.ref(memory)
+    del memory
+    assert alive() is not None  # or other memory would come to lie where it was registered
+    assert pinning.pinned_bytes == PAGE_BYTES
+    del owner
+    gc.collect()
+    assert (cuda.ranges, pinning.pinned_bytes) == ({}, 0)
+    assert alive() is None

@@ -13,6 +13,10 @@ from tiergnn.hardware.readings import MemoryReading, read_memory
 # Python with torch, NumPy, SciPy and Numba's kernels in it: 0.35 to 0.5 GiB, measured.
 PROCESS_BYTES = 512 * 2**20
 
+# Of a GPU's budget, beside what plans count: cuBLAS takes 32 MiB for each of two threads that
+# multiply (measured on an H200), rows on their way 32 MiB on each of three lanes.
+ASIDE_BYTES = 5 * 32 * 2**20
+
 
 def host_tier(memory: MemoryReading | None = None, own_bytes: int | None = None) -> Tier:
     """The host's memory, or what the control group leaves of it.

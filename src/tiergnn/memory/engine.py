@@ -13,7 +13,7 @@ import numpy as np
 
 from tiergnn.errors import PlanError
 from tiergnn.memory.file import SECTOR_BYTES, Calls
-from tiergnn.memory.pinning import Pinning, page_bytes, process_pinning
+from tiergnn.memory.pinning import Pinning, Pins, page_bytes
 from tiergnn.units import format_bytes
 
 Job = TypeVar("Job")
@@ -42,9 +42,9 @@ class Engine:
             )
         self.num_threads, self.slab_bytes = num_threads, slab_bytes
         self.calls = calls or Calls()
-        self._pinning = pinning or process_pinning()
         self._memory = page_bytes(num_threads * slab_bytes)
-        self._pinning.pin(self._memory)
+        self._pins = Pins(pinning)
+        self._pins.add(self._memory)
         self._slabs: SimpleQueue[np.ndarray] = SimpleQueue()
         whole = self._memory.numpy()
         for start in range(0, whole.size, slab_bytes):
@@ -107,4 +107,4 @@ class Engine:
                 return
             self._closed = True
         self._pool.shutdown(wait=True)
-        self._pinning.unpin(self._memory)
+        self._pins.close()

@@ -11,8 +11,9 @@ import math
 import mmap
 import resource
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +21,21 @@ from torch import Tensor
 
 from tiergnn.units import format_bytes
 
-CHUNK_BYTES = 64 * 2**30  # one call for 512 GiB and more fails
+CHUNK_BYTES = 256 * 2**30  # one call for 512 GiB and more fails
 PAGE_BYTES = mmap.PAGESIZE
 _ALREADY = 712  # cudaErrorHostMemoryAlreadyRegistered
 _PORTABLE_MAPPED = 3
 _HUGE_BYTES = 32 * 2**20  # from here on memory lies on huge pages where it can
 log = logging.getLogger("tiergnn")
+
+
+class _Held(NamedTuple):
+    """Registered memory, which must not be freed: what comes to lie there would be taken for it."""
+
+    memory: Tensor
+    users: int
+    chunks: tuple[int, ...]  # offsets in bytes
+    ours: int  # of the chunks, to give back
 
 
 class Pinning:
@@ -44,7 +54,7 @@ class Pinning:
     ):
         self._register, self._unregister = register, unregister
         self._chunk_bytes = chunk_bytes
-        self._held: dict[tuple[int, int], tuple[int, tuple[int, ...], int]] = {}
+        self._held: dict[tuple[int, int], _Held] = {}  # by address and bytes
         self._lock = threading.Lock()
         self._warned = False
 
@@ -52,7 +62,7 @@ class Pinning:
     def pinned_bytes(self) -> int:
         """Registered now; memory registered twice counts once."""
         with self._lock:
-            return sum(num_bytes for (_, num_bytes), (_, chunks, _) in self._held.items() if chunks)
+            return sum(size for (_, size), held in self._held.items() if held.chunks)
 
     def pin(self, memory: Tensor, *, grain_bytes: int = 1) -> tuple[int, ...]:
         """Register a contiguous tensor; gives the offsets in bytes at which chunks start.
@@ -65,25 +75,21 @@ class Pinning:
             return ()
         key = memory.data_ptr(), num_bytes
         with self._lock:
-            if key in self._held:
-                count, chunks, ours = self._held[key]
-            else:
-                chunks, ours = self._chunks(*key, grain_bytes)
-                count = 0
-            self._held[key] = count + 1, chunks, ours
-        return chunks
+            held = self._held.get(key) or _Held(memory, 0, *self._chunks(*key, grain_bytes))
+            self._held[key] = held._replace(users=held.users + 1)
+        return held.chunks
 
     def unpin(self, memory: Tensor) -> None:
         """Give back what ``pin`` took; for memory that was left pageable this does nothing."""
         key = memory.data_ptr(), memory.numel() * memory.element_size()
         with self._lock:
-            if key not in self._held:
+            held = self._held.pop(key, None)
+            if held is None:
                 return
-            count, chunks, ours = self._held.pop(key)
-            if count > 1:
-                self._held[key] = count - 1, chunks, ours
+            if held.users > 1:
+                self._held[key] = held._replace(users=held.users - 1)
             elif self._unregister is not None:
-                for offset in chunks[:ours]:
+                for offset in held.chunks[: held.ours]:
                     self._unregister(key[0] + offset)
 
     def _chunks(self, address: int, num_bytes: int, grain: int) -> tuple[tuple[int, ...], int]:
@@ -148,6 +154,30 @@ def process_pinning() -> Pinning:
     if not _process:
         _process.append(_cuda())
     return _process[0]
+
+
+class Pins:
+    """Memory that one owner has registered, until ``close``, or until nobody knows the owner."""
+
+    def __init__(self, pinning: Pinning | None = None):
+        self._pinning = pinning or process_pinning()
+        self._memory: list[Tensor] = []
+        weakref.finalize(self, _unpin, self._pinning, self._memory).atexit = False
+
+    def add(self, memory: Tensor, *, grain_bytes: int = 1) -> tuple[int, ...]:
+        """As ``Pinning.pin``."""
+        starts = self._pinning.pin(memory, grain_bytes=grain_bytes)
+        self._memory.append(memory)
+        return starts
+
+    def close(self) -> None:
+        """Give all of it back."""
+        _unpin(self._pinning, self._memory)
+
+
+def _unpin(pinning: Pinning, memory: list[Tensor]) -> None:
+    while memory:
+        pinning.unpin(memory.pop())
 
 
 def page_bytes(num_bytes: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tiergnn.memory.moves import add_rows, ascending
-from tiergnn.memory.pinning import Pinning, page_bytes, process_pinning
+from tiergnn.memory.pinning import Pinning, Pins, page_bytes
 from tiergnn.memory.store import PIECE_BYTES, RowStore, convert, encode
 
 
@@ -40,8 +40,8 @@ class RamRows(RowStore):
         assert data.is_contiguous()
         assert (*data.shape, data.dtype) == (num_rows, width, dtype)
         self.data = data
-        self._pinning = (pinning or process_pinning()) if pin else Pinning(None, None)
-        starts = self._pinning.pin(data, grain_bytes=max(1, self.row_bytes))
+        self._pins = Pins(pinning if pin else Pinning(None, None))
+        starts = self._pins.add(data, grain_bytes=max(1, self.row_bytes))
         self.pinned = bool(starts)
         borders = {0, num_rows, *(start // max(1, self.row_bytes) for start in starts)}
         self._borders = sorted(borders)
@@ -90,5 +90,5 @@ class RamRows(RowStore):
         return 1 + int((rows[1:] != rows[:-1]).sum())
 
     def _close(self) -> None:
-        self._pinning.unpin(self.data)
+        self._pins.close()
         self.data = torch.empty(0, self.width, dtype=self.dtype)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tiergnn.errors import PlanError, StoreError
 from tiergnn.kernels.block import Block
+from tiergnn.memory import pinning
 from tiergnn.memory.device import Arena
 from tiergnn.memory.lives import Life, lay_out
 from tiergnn.memory.scratch import Scratch
@@ -103,8 +104,11 @@ class Buffers:
         """A place for every buffer, in memory that other schedules may have used since."""
         self._layout = self._layout or lay_out(self._lives)
         num_bytes, room = self._layout.num_bytes, self._capacities.get("host")
-        # Places that leave gaps may take more than is held: then each buffer has its own.
-        if not num_bytes or (room is not None and num_bytes + self._start["host"] > room):
+        # Places that leave gaps may take more than is held, and a copy must not go from one
+        # registered chunk into the next: then each buffer has memory of its own.
+        if not num_bytes or num_bytes > pinning.CHUNK_BYTES:
+            return
+        if room is not None and num_bytes + self._start["host"] > room:
             return
         pages = self._memory.of(num_bytes)
         if self._arena is not None and self._arena.memory is pages:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tiergnn.kernels.block import Block
 from tiergnn.memory.disk import DiskRows
-from tiergnn.memory.pinning import page_bytes, process_pinning
+from tiergnn.memory.pinning import Pins, page_bytes
 from tiergnn.memory.scratch import Scratch
 from tiergnn.memory.store import Damaged
 from tiergnn.models.stages import Program
@@ -57,7 +57,7 @@ class Given:
         self._whole: Block | None = None  # on the device while rows are prepared
         self._rows: dict[tuple[Content, str], Tensor | DiskRows] = {}
         self._blocks: set[int] = set()  # that are on the device, or pinned
-        self._pinned: list[Tensor] = []
+        self._pins = Pins()
 
     def fill(self, schedule: Schedule, buffers: Buffers) -> None:
         """Give a schedule's buffers what they hold. Out-edges are made before activations are
@@ -103,7 +103,7 @@ class Given:
         if self._device == block.device:
             return block
         there, memory = pinned(block)
-        self._pin(memory)
+        self._pins.add(memory)
         return there
 
     def _block(self, part: int, tier: str) -> Block:
@@ -115,7 +115,7 @@ class Given:
             there = moved(block, self._device)
         else:
             there, memory = pinned(block)
-            self._pin(memory)
+            self._pins.add(memory)
         self._blocks.add(part)
         self._parts.keep(part, there)
         return there
@@ -162,12 +162,8 @@ class Given:
             return rows.contiguous()
         memory = page_bytes(rows.numel() * rows.element_size())
         there = memory.view(rows.dtype).view(rows.shape).copy_(rows)
-        self._pin(memory)
+        self._pins.add(memory)
         return there
-
-    def _pin(self, memory: Tensor) -> None:
-        process_pinning().pin(memory)
-        self._pinned.append(memory)
 
     def _own(self, name: str, part: int) -> Tensor:
         """A part's rows of an input, as they are stored."""
@@ -204,8 +200,7 @@ class Given:
 
     def close(self) -> None:
         """Give pinned memory back."""
-        while self._pinned:
-            process_pinning().unpin(self._pinned.pop())
+        self._pins.close()
 
 
 def _is_reversed(buffer: Buffer, holds: Content) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tiergnn.memory.pinning import page_bytes, process_pinning
+from tiergnn.memory.pinning import Pins, page_bytes
 
 
 class HostMemory:
@@ -13,7 +13,7 @@ class HostMemory:
     piece takes the place of a smaller one, which nobody may use any more."""
 
     def __init__(self, device: torch.device):
-        self._device, self._pages = device, page_bytes(0)
+        self._device, self._pages, self._pins = device, page_bytes(0), Pins()
 
     def of(self, num_bytes: int) -> Tensor:
         """uint8 of at least so many bytes: the same ones, as long as they do."""
@@ -22,10 +22,10 @@ class HostMemory:
             self._pages = page_bytes(num_bytes)
             if self._device.type == "cuda":
                 self._pages.zero_()  # its pages come in all threads, before they come in one
-            process_pinning().pin(self._pages)
+            self._pins.add(self._pages)
         return self._pages
 
     def close(self) -> None:
         """Give it back."""
-        process_pinning().unpin(self._pages)
+        self._pins.close()
         self._pages = page_bytes(0)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tiergnn.graph.partition import Partition
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.table import Places as RowPlaces
-from tiergnn.memory.pinning import page_bytes, process_pinning
+from tiergnn.memory.pinning import Pins, page_bytes
 from tiergnn.runtime.brought import less_loops
 from tiergnn.runtime.hot import Hot
 from tiergnn.schedule.contents import Content, What
@@ -56,6 +56,7 @@ class Parts:
         self._cold_ptr: list[list[int]] = []  # likewise those that are brought
         self._edges: list[Tensor | slice] = []  # [E] of each part: their place in the graph
         self._halo_places: dict[int, RowPlaces] = {}
+        self._pins = Pins()
         self.hot = Hot(partition, hot)
         self._numbers: list[Tensor] = []  # of each part: of the hot rows that it reads, among all
         graph = partition.graph
@@ -145,15 +146,14 @@ class Parts:
             memory = page_bytes(at.nbytes)
             there = memory.view(torch.int32 if narrow else torch.int64)
             there.copy_(torch.from_numpy(at.astype(dtype)))
-            process_pinning().pin(memory)
+            self._pins.add(memory)
             self._halo_places[part] = RowPlaces(there, shift)
         return self._halo_places[part]
 
     def close(self) -> None:
         """Give pinned memory back."""
-        while self._halo_places:
-            _, places = self._halo_places.popitem()
-            process_pinning().unpin(places.at.view(torch.uint8))
+        self._halo_places.clear()
+        self._pins.close()
 
     @property
     def sample(self) -> Block:

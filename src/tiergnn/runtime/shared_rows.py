@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tiergnn.memory.lives import Layout, Life, lay_out
-from tiergnn.memory.pinning import process_pinning
+from tiergnn.memory.pinning import Pins
 from tiergnn.schedule.actions import TOGETHER, Op
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.transport.transport import Transport
@@ -40,7 +40,7 @@ class SharedRows:
         self._of = schedule.buffer_of
         self._places: dict[tuple[int, str], Layout] = {}
         self._memory: dict[str, tuple[Tensor, ...]] = {}  # tier -> of all ranks
-        self._pinned: tuple[Tensor, ...] = ()
+        self._pins = Pins()
         shared = read_by_others(schedule)
         for tier, where in (("device", str(device)), ("host", "cpu")):
             names = frozenset(n for n in shared if self._of[n].tier == tier)
@@ -54,15 +54,12 @@ class SharedRows:
             made = transport.allocate(label, (sizes[transport.rank],), torch.uint8, where)
             self._memory[tier] = made.peers
             if tier == "host" and device.type == "cuda":  # which reads it where it lies
-                self._pinned = made.peers
                 for rows in made.peers:
-                    process_pinning().pin(rows)
+                    self._pins.add(rows)
 
     def close(self) -> None:
         """Once no GPU reads host memory of others any more."""
-        for rows in self._pinned:
-            process_pinning().unpin(rows)
-        self._pinned = ()
+        self._pins.close()
 
     def __contains__(self, name: str) -> bool:
         buffer = self._of[name]

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from tiergnn.kernels.columns import join, split
 from tiergnn.kernels.gather import FLOATS, gather
 from tiergnn.kernels.table import Places as RowPlaces
 from tiergnn.kernels.table import RowTable
@@ -32,7 +33,7 @@ from tiergnn.schedule.contents import What
 
 Decode = Callable[[Tensor, slice], Tensor]
 _OWN = (What.ROWS, What.GRAD)
-_PIECE_BYTES = 2**26  # of rows that are converted on the way
+_PIECE_BYTES = 2**25  # of rows that are converted on the way: see capacities.ASIDE_BYTES
 _TOGETHER = 8  # slices that pass through one buffer
 _TOPOLOGY = (What.TOPOLOGY, What.OUT_EDGES)
 
@@ -304,14 +305,17 @@ def move_pieces(slices: list[Tensor], block: Tensor, into: bool) -> int:
         for start in range(0, len(alike), _TOGETHER):
             some = alike[start : start + _TOGETHER]
             columns = block[:, first : first + len(some) * width]
-            turned = columns.unflatten(1, (len(some), width)).transpose(0, 1)
-            passing = torch.empty(turned.shape, dtype=some[0].dtype, device=block.device)
-            if into:
-                _copy_all(passing.unbind(0), some)
-                turned.copy_(passing)
-            else:
-                passing.copy_(turned)
-                _copy_all(some, passing.unbind(0))
+            for low, high in _pieces(len(block), len(some) * _row_bytes(some[0]), whole=False):
+                passing = torch.empty(
+                    (len(some), high - low, width), dtype=some[0].dtype, device=block.device
+                )
+                rows = [one[low:high] for one in some]
+                if into:
+                    _copy_all(passing.unbind(0), rows)
+                    join(passing, columns[low:high])
+                else:
+                    split(columns[low:high], passing)
+                    _copy_all(rows, passing.unbind(0))
             first += len(some) * width
     return sum(one.numel() * one.element_size() for one in slices if one.device.type == "cpu")
 

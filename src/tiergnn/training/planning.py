@@ -19,6 +19,7 @@ from tiergnn.graph.csr import Graph
 from tiergnn.graph.partition import partition
 from tiergnn.graph.published import SHAPES, published_shape
 from tiergnn.graph.shape import GraphShape, Layout, expected_layout, layout_of, shape_of
+from tiergnn.hardware.capacities import ASIDE_BYTES
 from tiergnn.hardware.machine import Machine
 from tiergnn.hardware.presets import resolve
 from tiergnn.hardware.sharing import shared
@@ -29,7 +30,7 @@ from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.known import RANKED
 from tiergnn.training.options import Options
 from tiergnn.training.parting import Parts, parts_of
-from tiergnn.units import format_count
+from tiergnn.units import format_bytes, format_count
 from tiergnn.workload import Workload
 
 IN_PLACE = ("leo", "mgg", "uva")  # they read rows of others where those lie
@@ -90,6 +91,11 @@ def question(
         counted = _counted(graph, shape, notes)
     if found is None:  # last, since it may have to be measured
         found = _here(options, budgets, ranks, notes)
+    if budgets.device_bytes is not None and found.device.kind == "cuda":
+        notes.append(
+            f"{format_bytes(ASIDE_BYTES)} of the device's budget are left to CUDA's libraries and "
+            "rows on their way"
+        )
     return Choosing(
         workload=workload,
         shape=shape,
@@ -316,7 +322,15 @@ def _named(machine: Machine | str | Path, budgets: Budgets, ranks: int) -> Machi
             f"{ranks} ranks need as many devices, {found.name} has {count}",
             hint="machine= one that has them: a100x8-pcie, or a file of `tiergnn machine --out`",
         )
-    return found.with_budgets(device_bytes=budgets.device_bytes, host_bytes=budgets.host_bytes)
+    return _within(found, budgets)
+
+
+def _within(machine: Machine, budgets: Budgets) -> Machine:
+    """A machine with what is to be held; on a GPU less what no plan counts."""
+    device_bytes = budgets.device_bytes
+    if device_bytes is not None and machine.device.kind == "cuda":
+        device_bytes = max(0, device_bytes - ASIDE_BYTES)
+    return machine.with_budgets(device_bytes=device_bytes, host_bytes=budgets.host_bytes)
 
 
 def _here(options: Options, budgets: Budgets, ranks: int, notes: list[str]) -> Machine:
@@ -336,4 +350,4 @@ def _here(options: Options, budgets: Budgets, ranks: int, notes: list[str]) -> M
     processors = len(os.sched_getaffinity(0))
     if kind == "cpu" and each > processors:
         notes.append(f"{each} ranks take turns on {processors} processors: fewer are faster")
-    return found.with_budgets(device_bytes=budgets.device_bytes, host_bytes=budgets.host_bytes)
+    return _within(found, budgets)
