@@ -42,10 +42,8 @@ def refusal(trials: Sequence[Trial], *, has_disk: bool) -> PlanError:
     nearest = _nearest(missed)
     ways = []
     for miss in nearest:
-        each = (
-            f"{_FLAGS[tier]} of {needed:,} bytes ({format_bytes(needed)})"
-            for tier, needed in miss.needs.items()
-        )
+        aside = {"device": miss.trial.tried.machine.device.memory.reserved_bytes}
+        each = (_budget(tier, needed + aside.get(tier, 0)) for tier, needed in miss.needs.items())
         ways.append(f"{' and '.join(each)}, by {miss.trial.strategy} {miss.trial.text}")
     if any("host" in miss.needs for miss in nearest) and not has_disk:
         ways.append("disk=FOLDER (--disk), whose disk holds what memory cannot")
@@ -54,6 +52,10 @@ def refusal(trials: Sequence[Trial], *, has_disk: bool) -> PlanError:
     error.short, *also = nearest[0].needs.items()
     error.also_short = tuple(also)
     return error
+
+
+def _budget(tier: str, num_bytes: int) -> str:
+    return f"{_FLAGS[tier]} of {num_bytes:,} bytes ({format_bytes(num_bytes)})"
 
 
 def _missed(trial: Trial) -> Miss | None:

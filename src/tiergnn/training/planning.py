@@ -20,7 +20,7 @@ from tiergnn.graph.partition import partition
 from tiergnn.graph.published import SHAPES, published_shape
 from tiergnn.graph.shape import GraphShape, Layout, expected_layout, layout_of, shape_of
 from tiergnn.hardware.capacities import ASIDE_BYTES
-from tiergnn.hardware.machine import Machine
+from tiergnn.hardware.machine import Machine, Tier
 from tiergnn.hardware.presets import resolve
 from tiergnn.hardware.sharing import shared
 from tiergnn.planner.choose import Choosing, best
@@ -91,11 +91,6 @@ def question(
         counted = _counted(graph, shape, notes)
     if found is None:  # last, since it may have to be measured
         found = _here(options, budgets, ranks, notes)
-    if budgets.device_bytes is not None and found.device.kind == "cuda":
-        notes.append(
-            f"{format_bytes(ASIDE_BYTES)} of the device's budget are left to CUDA's libraries and "
-            "rows on their way"
-        )
     return Choosing(
         workload=workload,
         shape=shape,
@@ -322,15 +317,7 @@ def _named(machine: Machine | str | Path, budgets: Budgets, ranks: int) -> Machi
             f"{ranks} ranks need as many devices, {found.name} has {count}",
             hint="machine= one that has them: a100x8-pcie, or a file of `tiergnn machine --out`",
         )
-    return _within(found, budgets)
-
-
-def _within(machine: Machine, budgets: Budgets) -> Machine:
-    """A machine with what is to be held; on a GPU less what no plan counts."""
-    device_bytes = budgets.device_bytes
-    if device_bytes is not None and machine.device.kind == "cuda":
-        device_bytes = max(0, device_bytes - ASIDE_BYTES)
-    return machine.with_budgets(device_bytes=device_bytes, host_bytes=budgets.host_bytes)
+    return found.with_budgets(device_bytes=budgets.device_bytes, host_bytes=budgets.host_bytes)
 
 
 def _here(options: Options, budgets: Budgets, ranks: int, notes: list[str]) -> Machine:
@@ -350,4 +337,13 @@ def _here(options: Options, budgets: Budgets, ranks: int, notes: list[str]) -> M
     processors = len(os.sched_getaffinity(0))
     if kind == "cpu" and each > processors:
         notes.append(f"{each} ranks take turns on {processors} processors: fewer are faster")
-    return _within(found, budgets)
+    found = found.with_budgets(device_bytes=budgets.device_bytes, host_bytes=budgets.host_bytes)
+    memory = found.device.memory
+    if kind == "cuda" and budgets.device_bytes == memory.capacity_bytes:
+        aside = min(ASIDE_BYTES, memory.capacity_bytes)
+        memory = Tier(memory.capacity_bytes, max(aside, memory.reserved_bytes))
+        notes.append(
+            f"{format_bytes(aside)} of the device's budget are left to CUDA's libraries and to "
+            "rows on their way"
+        )
+    return replace(found, device=replace(found.device, memory=memory))
