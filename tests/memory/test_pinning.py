@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import weakref
 
 import pytest
@@ -155,3 +156,57 @@ def test_what_nobody_closes_is_given_back_with_its_owner():
     gc.collect()
     assert (cuda.ranges, pinning.pinned_bytes) == ({}, 0)
     assert alive() is None
+
+
+@pytest.mark.parametrize("busy", ["register", "unregister"])
+def test_the_garbage_collector_gives_back_in_the_midst_of_other_calls(busy):
+    """What lies in a circle goes when the collector comes by, which may be anywhere."""
+    cuda = Cuda()
+
+    def collected(call):
+        def collect(*args):
+            gc.collect()
+            return call(*args)
+
+        return collect
+
+    setattr(cuda, busy, collected(getattr(cuda, busy)))
+    pinning = cuda.pinning()
+    garbage, kept = [], page_bytes(2 * PAGE_BYTES)
+
+    def work() -> None:
+        owner = Pins(pinning)
+        owner.add(kept)
+        garbage.append(Pins(pinning))
+        garbage[0].add(page_bytes(PAGE_BYTES))
+        vars(garbage[0])["circle"] = garbage[0]
+        garbage.clear()
+        other = Pins(pinning)
+        other.add(page_bytes(3 * PAGE_BYTES))
+        owner.close()
+        other.close()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert (cuda.ranges, pinning.pinned_bytes) == ({}, 0)
+
+
+def test_threads_pin_and_unpin_at_once():
+    cuda = Cuda()
+    pinning, shared = cuda.pinning(), page_bytes(PAGE_BYTES)
+
+    def work() -> None:
+        for _ in range(300):
+            owner = Pins(pinning)
+            owner.add(shared)
+            owner.add(page_bytes(2 * PAGE_BYTES))
+            owner.close()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (cuda.ranges, pinning.pinned_bytes) == ({}, 0)

@@ -12,7 +12,8 @@ import mmap
 import resource
 import threading
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,12 +57,13 @@ class Pinning:
         self._chunk_bytes = chunk_bytes
         self._held: dict[tuple[int, int], _Held] = {}  # by address and bytes
         self._lock = threading.Lock()
+        self._returned: deque[Tensor] = deque()  # to be unpinned
         self._warned = False
 
     @property
     def pinned_bytes(self) -> int:
         """Registered now; memory registered twice counts once."""
-        with self._lock:
+        with self._alone():
             return sum(size for (_, size), held in self._held.items() if held.chunks)
 
     def pin(self, memory: Tensor, *, grain_bytes: int = 1) -> tuple[int, ...]:
@@ -74,23 +76,47 @@ class Pinning:
         if self._register is None or num_bytes == 0:
             return ()
         key = memory.data_ptr(), num_bytes
-        with self._lock:
+        with self._alone():
             held = self._held.get(key) or _Held(memory, 0, *self._chunks(*key, grain_bytes))
             self._held[key] = held._replace(users=held.users + 1)
         return held.chunks
 
     def unpin(self, memory: Tensor) -> None:
-        """Give back what ``pin`` took; for memory that was left pageable this does nothing."""
+        """Give back what ``pin`` took; for memory that was left pageable this does nothing.
+
+        Never waits: the garbage collector calls it in the midst of ``pin``, too. While another call
+        is at work, that one gives the memory back when it is done.
+        """
+        self._returned.append(memory)
+        self._settle()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Give back what was returned, unless somebody has the lock, who comes here after it."""
+        while self._returned and self._lock.acquire(blocking=False):
+            try:
+                while self._returned:
+                    self._give_back(self._returned.popleft())
+            finally:
+                self._lock.release()
+
+    def _give_back(self, memory: Tensor) -> None:
         key = memory.data_ptr(), memory.numel() * memory.element_size()
-        with self._lock:
-            held = self._held.pop(key, None)
-            if held is None:
-                return
-            if held.users > 1:
-                self._held[key] = held._replace(users=held.users - 1)
-            elif self._unregister is not None:
-                for offset in held.chunks[: held.ours]:
-                    self._unregister(key[0] + offset)
+        held = self._held.pop(key, None)
+        if held is None:
+            return
+        if held.users > 1:
+            self._held[key] = held._replace(users=held.users - 1)
+        elif self._unregister is not None:
+            for offset in held.chunks[: held.ours]:
+                self._unregister(key[0] + offset)
 
     def _chunks(self, address: int, num_bytes: int, grain: int) -> tuple[tuple[int, ...], int]:
         """Starts of the registered chunks, and how many of them are ours to give back."""
