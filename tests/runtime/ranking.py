@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tests.models.nets import NETS
 from tests.planner.strategies.cases import machine
 from tests.runtime.staging import close, plan_of, random_graph, workload
-from tests.transport.processes import FORKSERVER
+from tests.transport.processes import FORKSERVER, FRESH
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.partition import Partition
 from tiergnn.planner.plan import Plan
@@ -198,7 +198,7 @@ def start_processes(
         num_ranks,
         (cases, size, str(folder), kind),
         transport=transport,
-        context=FORKSERVER,
+        context=FORKSERVER if kind == "cpu" else FRESH,
         **options,
     )
 

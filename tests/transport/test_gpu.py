@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.transport.contract import run_all
-from tests.transport.processes import FORKSERVER
+from tests.transport.processes import FRESH
 from tiergnn.transport.launch import launch
 
 pytestmark = pytest.mark.gpu
@@ -31,7 +31,7 @@ def test_contract(transport, size, debug):
             on_gpu=True,
             debug=debug,
             timeout_s=120,
-            context=FORKSERVER,
+            context=FRESH,
         )
         == 0
     )
