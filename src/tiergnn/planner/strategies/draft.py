@@ -137,6 +137,16 @@ class Draft:
     def has_grad(self, name: str) -> bool:
         return self._rows[name].grad
 
+    def backward_held(self, stage: StageWork, extent: Extent) -> int:
+        """The most that a stage's backward holds beside buffers. Metered passes let go of a
+        gradient once it was read; here its buffer is held until the pass is over."""
+        given = sum(
+            self.row_bytes(name) * (extent.edges if self.of_edges(name) else extent.rows)
+            for name in stage.writes
+            if self.has_grad(name)
+        )
+        return stage.backward_held.at(extent) + given
+
     def csr_bytes(self, extent: Extent) -> int:
         """A block's in-edges."""
         return 8 * (extent.rows + 1) + self.shape.id_bytes * extent.edges

@@ -307,7 +307,7 @@ class Ranked:
         scratch = draft.take(
             f"work.s{stage.index}.p{rank}.back",
             "workspace",
-            stage.backward_held.at(extent),
+            draft.backward_held(stage, extent),
             rank=rank,
         )
         gradients = [draft.own("gradients", rank)] if stage.parameter_bytes else []

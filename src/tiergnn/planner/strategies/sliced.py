@@ -370,7 +370,7 @@ class _Sliced:
                 f"{total}.p{part}", "gradients", num_bytes, holds=holding(total, part)
             )
         scratch = draft.take(
-            f"work.s{stage.index}.p{part}.back", "workspace", stage.backward_held.at(extent)
+            f"work.s{stage.index}.p{part}.back", "workspace", draft.backward_held(stage, extent)
         )
         gradients = ["gradients"] if stage.parameter_bytes else []
         moments = self._moments.grads_of(stage)

@@ -332,7 +332,7 @@ class Staged:
             )  # fmt: skip
         moments = self._moments.grads_of(stage)
         scratch = draft.take(
-            f"work.s{stage.index}.p{part}.back", "workspace", stage.backward_held.at(extent)
+            f"work.s{stage.index}.p{part}.back", "workspace", draft.backward_held(stage, extent)
         )
         gradients = ["gradients"] if stage.parameter_bytes else []
         self._writer.add(
