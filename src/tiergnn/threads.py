@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import count
+from typing import Any
 
 _PIECES_PER_THREAD = 16  # so that a thread held up by another process does not hold up the rest
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -21,6 +22,16 @@ def num_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def open_after_fork(lock: Any) -> None:
+    """Have a lock that is never held for long be open in child processes: forks wait for it.
+
+    A child has none of its parent's threads, and what one of them had shut would stay so.
+    """
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+    )
 
 
 def spread(

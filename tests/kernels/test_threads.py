@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import threading
+import time
 
 import pytest
 import torch
 
+from tiergnn.kernels import backend
+from tiergnn.kernels.memory import LARGE_BYTES, POOL
 from tiergnn.kernels.threads import spread
 
 
@@ -97,3 +102,34 @@ def test_a_forked_process_gets_threads_of_its_own():
     finally:
         child.join(10)
         child.kill()
+
+
+def _choose_cpu() -> None:
+    with backend.use("cpu"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("lock", "use"),
+    [(POOL._lock, lambda: POOL.take(LARGE_BYTES)), (backend._lock, _choose_cpu)],
+    ids=["memory", "backend"],
+)
+def test_a_fork_while_another_thread_has_a_lock(lock, use):
+    locked = threading.Event()
+
+    def hold() -> None:
+        with lock:
+            locked.set()
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    locked.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        use()
+        os._exit(0)
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    use()  # and the parent's is open, too

@@ -14,12 +14,14 @@ from types import ModuleType
 import torch
 
 from tiergnn.errors import ConfigError, unknown
+from tiergnn.threads import open_after_fork
 
 BACKENDS = ("reference", "cpu", "gpu")
 _log = logging.getLogger("tiergnn")
 _chosen: str | None = None  # of the whole process: backward runs on threads of torch's own
 _open: dict[object, str] = {}  # blocks of ``use``, the latest last
 _lock = threading.Lock()
+open_after_fork(_lock)
 _announced: set[tuple[str, str]] = set()
 
 

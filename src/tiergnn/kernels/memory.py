@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tiergnn.threads import open_after_fork
+
 LARGE_BYTES = 32 * 2**20  # from here on the allocator gives a tensor pages of its own
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 _NEVER = -1
@@ -85,6 +87,7 @@ class Pool:
 
 
 POOL = Pool()
+open_after_fork(POOL._lock)
 
 
 def new_rows(num_rows: int, num_columns: int, dtype: torch.dtype) -> Tensor:
