@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.blocks import BACKENDS, BLOCKS, assert_close, oracle, ragged, rand
+from tests.kernels.by_threads import assert_same_bits
 from tests.odd import edge_lists
 from tiergnn.errors import ConfigError
 from tiergnn.graph.csr import from_edges
@@ -161,18 +162,13 @@ def test_a13_sums_of_more_than_2_24_ones():
 def test_same_bits_for_any_number_of_threads(reduce):
     x = rand(HUBS.num_src, 37).float().requires_grad_()
     weight = rand(HUBS.num_edges, seed=1).float().requires_grad_()
-    runs = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 2, 3):
-            torch.set_num_threads(threads)
-            with backend.use("cpu"):
-                out = aggregate(HUBS, x, reduce=reduce, weight_E=weight)
-                runs.append([out, *torch.autograd.grad(out.sum(), [x, weight])])
-    finally:
-        torch.set_num_threads(before)
-    for run in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(runs[0], run, strict=True))
+
+    def both():
+        out = aggregate(HUBS, x, reduce=reduce, weight_E=weight)
+        return [out, *torch.autograd.grad(out.sum(), [x, weight])]
+
+    with backend.use("cpu"):
+        assert_same_bits(both)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

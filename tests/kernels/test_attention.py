@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels.blocks import ragged
+from tests.kernels.by_threads import assert_same_bits
 from tests.odd import ODD_GRAPHS, edge_lists
 from tiergnn.errors import ConfigError
 from tiergnn.graph.generate import rmat, star
@@ -212,16 +213,7 @@ def test_same_bits_whatever_the_threads(name, kind):
     op, make = OPS[kind]
     block = Block.from_graph(rmat(3000, 60_000, seed=1))
     tensors = make(block, 4, 6, edges=True)
-    threads = torch.get_num_threads()
-    runs = []
-    try:
-        for count in (1, 2, 1, 2):
-            torch.set_num_threads(count)
-            runs.append(run(name, op, block, tensors, torch.float32, p=0.5, key=KEY))
-    finally:
-        torch.set_num_threads(threads)
-    for other in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+    assert_same_bits(lambda: run(name, op, block, tensors, torch.float32, p=0.5, key=KEY))
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.blocks import BACKENDS, assert_close, rand
+from tests.kernels.by_threads import assert_same_bits
 from tests.kernels.epilogues import CASES, FLOWING, KEY, SITE, Case, oracle
 from tiergnn.errors import ConfigError
 from tiergnn.kernels import backend
@@ -146,16 +147,7 @@ def test_a_sum_alone_gives_back_the_gradient_it_got():
 
 
 def test_same_bits_for_any_number_of_threads():
-    case, before = FULL, torch.get_num_threads()
-    results = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(both(case, 5000, 17, "cpu", torch.float32)[0])
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    assert_same_bits(lambda: both(FULL, 5000, 17, "cpu", torch.float32)[0])
 
 
 @pytest.mark.parametrize("name", BACKENDS)

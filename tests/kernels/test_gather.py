@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.blocks import BACKENDS, rand
+from tests.kernels.by_threads import assert_same_bits
 from tiergnn.errors import ConfigError
 from tiergnn.kernels import backend
 from tiergnn.kernels.gather import FLOATS, Groups, accumulate_rows, gather, scatter_rows
@@ -110,17 +111,13 @@ def test_rows_in_any_layout(name):
 def test_same_bits_for_any_number_of_threads():
     index = indices(30_000, 500)
     rows = rand(30_000, 37).float()
-    before, runs = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 2, 4):
-            torch.set_num_threads(threads)
-            with backend.use("cpu"):
-                out = accumulate_rows(rows, index, rand(500, 37, seed=1).float())
-                runs.append((gather(out, index), out))
-    finally:
-        torch.set_num_threads(before)
-    for run in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(runs[0], run, strict=True))
+
+    def both():
+        out = accumulate_rows(rows, index, rand(500, 37, seed=1).float())
+        return gather(out, index), out
+
+    with backend.use("cpu"):
+        assert_same_bits(both)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.kernels.blocks import BACKENDS, assert_close, rand
+from tests.kernels.by_threads import assert_same_bits
 from tiergnn.errors import ConfigError
 from tiergnn.kernels import backend
 from tiergnn.kernels.moments import cpu, moments, moments_beside, moments_grad
@@ -104,18 +105,13 @@ def test_any_layout():
 
 
 def test_same_bits_for_any_number_of_threads():
-    before = torch.get_num_threads()
     x, grad = rand(20_000, 70).float() + 5, rand(3, 70).float()
-    results = []
-    try:
-        for threads in (1, 2, 3, 2):
-            torch.set_num_threads(threads)
-            values = of("cpu", x)
-            results.append((values, cpu.moments_grad(x, values, grad)))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+    def both():
+        values = of("cpu", x)
+        return values, cpu.moments_grad(x, values, grad)
+
+    assert_same_bits(both)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
