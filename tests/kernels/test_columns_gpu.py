@@ -7,6 +7,7 @@ import torch
 
 from tests.kernels.blocks import rand
 from tests.kernels.device import DEVICE, INTERPRETED, SUITE
+from tiergnn.errors import ConfigError
 from tiergnn.kernels import backend
 from tiergnn.kernels.columns import join, split
 
@@ -37,3 +38,13 @@ def test_there_and_back(rows, slices, width, dtype, to):
     with backend.use("gpu"):
         split(whole[:, 3:-4], back)
     assert torch.equal(back, parts.to(to).to(dtype))
+
+
+@pytest.mark.parametrize("name", ["gpu", "reference"])
+@pytest.mark.parametrize("turn", [join, lambda slices, block: split(block, slices)])
+@pytest.mark.parametrize("shape", [(4, 14), (4, 16), (3, 15), (5, 15), (15,)], ids=str)
+def test_what_does_not_fit_is_told(turn, shape, name):
+    with backend.use(name), pytest.raises(ConfigError, match=r"needs \[4, 15\]"):
+        turn(torch.ones(3, 4, 5, device=DEVICE), torch.ones(shape, device=DEVICE))
+    with backend.use(name), pytest.raises(ConfigError, match=r"slices need \[K, P, W\]"):
+        turn(torch.ones(4, 15, device=DEVICE), torch.ones(shape, device=DEVICE))

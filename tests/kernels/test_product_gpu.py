@@ -67,6 +67,18 @@ def test_every_tile(inner, outer):
     check(leaves(3000, inner, outer), rand(3000, outer, seed=3).to(DEVICE))
 
 
+@pytest.mark.parametrize("shape", [(1,), (), (1, 19), (30, 19), (30, 1)], ids=str)
+def test_a_bias_of_another_shape_is_torchs(shape):
+    given = [*leaves(30, 7, 19, bias=False), torch.full(shape, 0.3, device=DEVICE)]
+    assert torch.equal(linear_rows(*given), F.linear(*given))
+
+
+@pytest.mark.parametrize("count", [18, 20])
+def test_a_bias_that_does_not_fit_is_told(count):
+    with pytest.raises(RuntimeError):
+        linear_rows(*leaves(30, 7, 19, bias=False), torch.ones(count, device=DEVICE))
+
+
 def test_two_runs_give_the_same_bits():
     given, grad = leaves(90, 40, 20), rand(90, 20, seed=3).to(DEVICE)
     first, second = (run(linear_rows, given, grad) for _ in range(2))

@@ -26,11 +26,12 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
     Rows [P, D] of float32 on a GPU of the kernels' backend are multiplied by tensor cores, with
     about the error of float32: below 2^-20 of each product. Anything else is torch's: the gradient
-    of the weight, other dtypes, few rows, under autocast, and where a lower precision of float32
-    products was asked for (torch.set_float32_matmul_precision).
+    of the weight, other dtypes, few rows, a bias of another shape, under autocast, and where a
+    lower precision of float32 products was asked for (torch.set_float32_matmul_precision).
     Differentiable any number of times.
     """
     fits = weight.dim() == 2 and x.shape[-1:] == weight.shape[1:]
+    fits = fits and (bias is None or bias.shape == weight.shape[:1])
     if fits and _on_tensor_cores(x, weight, bias):
         return _product_op(x, weight, bias)
     return functional.linear(x, weight, bias)
