@@ -10,6 +10,7 @@ from functools import partial
 
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.edges import (
+    csr_bytes,
     held_edges,
     in_edge_bytes,
     out_edge_bytes,
@@ -169,7 +170,7 @@ class Columns:
             return _VIEW_BYTES * shape.rows + 8
         if self._draft.knobs.topology == "host":
             return 0
-        return self._draft.csr_bytes(Extent(shape.rows, shape.rows, shape.edges))
+        return csr_bytes(self._draft, Extent(shape.rows, shape.rows, shape.edges))
 
     def aggregate(self, stage: StageWork, op: Op, last: Container[str] = ()) -> None:
         """Slice after slice over all rows, from the gathered rows to sums; ``last``: the tensors

@@ -147,16 +147,6 @@ class Draft:
         )
         return stage.backward_held.at(extent) + given
 
-    def csr_bytes(self, extent: Extent) -> int:
-        """A block's in-edges."""
-        return 8 * (extent.rows + 1) + self.shape.id_bytes * extent.edges
-
-    def transposed_bytes(self, extent: Extent) -> int:
-        """A block's out-edges, where each stands among the in-edges, and weights in that order."""
-        position = 4 if extent.edges < 2**31 else 8
-        weight = 4 if self.shape.weighted else 0
-        return 8 * (extent.sources + 1) + (self.shape.id_bytes + position + weight) * extent.edges
-
     @property
     def edge_ids(self) -> bool:
         """Whether a block has to know which edges of the graph its own are: for rows of edges, and
@@ -165,11 +155,6 @@ class Draft:
             stage.kind == "graph" and (self.attends(stage) or not stage.columnwise)
             for stage in self.workload.stages
         )
-
-    def block_bytes(self, extent: Extent) -> int:
-        """A part's in-edges, and which rows and edges of the graph its own are."""
-        ids = 8 * extent.sources + (8 * extent.edges if self.edge_ids else 0)
-        return self.csr_bytes(extent) + ids
 
     def sum_bytes(self, stage: StageWork) -> int:
         """A row of what an aggregation leaves: as wide as the rows that it gathers."""

@@ -14,6 +14,24 @@ from tiergnn.planner.strategies.draft import Draft
 from tiergnn.workload import Extent, packed_bytes
 
 
+def csr_bytes(draft: Draft, extent: Extent) -> int:
+    """A block's in-edges."""
+    return 8 * (extent.rows + 1) + draft.shape.id_bytes * extent.edges
+
+
+def transposed_bytes(draft: Draft, extent: Extent) -> int:
+    """A block's out-edges, where each stands among the in-edges, and weights in that order."""
+    position = 4 if extent.edges < 2**31 else 8
+    weight = 4 if draft.shape.weighted else 0
+    return 8 * (extent.sources + 1) + (draft.shape.id_bytes + position + weight) * extent.edges
+
+
+def block_bytes(draft: Draft, extent: Extent) -> int:
+    """A part's in-edges, and which rows and edges of the graph its own are."""
+    ids = 8 * extent.sources + (8 * extent.edges if draft.edge_ids else 0)
+    return csr_bytes(draft, extent) + ids
+
+
 def held_edges(draft: Draft, extent: Extent, loops: int) -> tuple[Extent, ...]:
     """The edges that are held of a block with so many loops: all of them, or those without loops,
     or both."""
@@ -27,7 +45,7 @@ def held_edges(draft: Draft, extent: Extent, loops: int) -> tuple[Extent, ...]:
 def in_edge_bytes(draft: Draft, held: tuple[Extent, ...], num_ids: int) -> int:
     """Of in-edges; ``num_ids`` rows know which of the graph they are, edges where they need to."""
     found = sum(
-        draft.csr_bytes(extent) + _task_bytes(draft, extent.rows, extent.edges) for extent in held
+        csr_bytes(draft, extent) + _task_bytes(draft, extent.rows, extent.edges) for extent in held
     )
     return found + 8 * num_ids + (8 * held[0].edges if draft.edge_ids else 0)
 
@@ -35,7 +53,7 @@ def in_edge_bytes(draft: Draft, held: tuple[Extent, ...], num_ids: int) -> int:
 def out_edge_bytes(draft: Draft, held: tuple[Extent, ...]) -> int:
     """Of out-edges."""
     found = sum(
-        draft.transposed_bytes(extent) + _task_bytes(draft, extent.sources, extent.edges)
+        transposed_bytes(draft, extent) + _task_bytes(draft, extent.sources, extent.edges)
         for extent in held
     )
     weights = 4 if draft.shape.weighted else 0  # which stay with the first
@@ -46,7 +64,7 @@ def turned_bytes(draft: Draft, held: tuple[Extent, ...]) -> int:
     """Of out-edges that take turns with in-edges, in the form of these; and of degrees, for
     means."""
     found = sum(
-        draft.csr_bytes(extent) + _task_bytes(draft, extent.rows, extent.edges) for extent in held
+        csr_bytes(draft, extent) + _task_bytes(draft, extent.rows, extent.edges) for extent in held
     )
     return found + 8 * held[0].rows
 

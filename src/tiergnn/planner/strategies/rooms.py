@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.edges import block_bytes, csr_bytes, transposed_bytes
 from tiergnn.schedule.actions import Op
 from tiergnn.schedule.contents import Content, What
 from tiergnn.workload import Extent, StageWork
@@ -34,12 +35,12 @@ class Rooms:
         divided = any(stage.divisible for stage in graphs)
         whole = any(not stage.divisible for stage in graphs)
         there: list[tuple[str, bool, int, What | None]] = [
-            ("topology", True, draft.block_bytes(part), What.TOPOLOGY)
+            ("topology", True, block_bytes(draft, part), What.TOPOLOGY)
         ]
-        there += [("topology.out", whole, draft.transposed_bytes(part), What.OUT_EDGES)]
+        there += [("topology.out", whole, transposed_bytes(draft, part), What.OUT_EDGES)]
         for name, num_bytes in (
-            ("edges", draft.csr_bytes(extent)),
-            ("edges.out", draft.transposed_bytes(leaving)),
+            ("edges", csr_bytes(draft, extent)),
+            ("edges.out", transposed_bytes(draft, leaving)),
         ):
             num_bytes += (num_classes - 1) * 8 * (extent.sources + 1)
             there.append((name, divided, num_bytes, None))
