@@ -125,7 +125,11 @@ def test_nothing_is_no_trouble(name):
     none = torch.zeros(0, dtype=torch.int64)
     with backend.use(name):
         assert gather(torch.ones(3, 4), none).shape == (0, 4)
-        assert gather(torch.ones(3, 0), torch.tensor([1, 2])).shape == (2, 0)
+        for shape in ((3, 0), (3, 2, 0)):
+            rows = torch.ones(shape, requires_grad=True)
+            twice = gather(rows, torch.tensor([1, 1]))
+            assert twice.shape == (2, *shape[1:])
+            assert torch.autograd.grad(twice.sum(), rows)[0].shape == shape
         out = torch.ones(3, 4)
         accumulate_rows(torch.ones(0, 4), none, out)
         scatter_rows(torch.ones(0, 4), none, out)

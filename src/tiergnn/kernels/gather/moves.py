@@ -71,7 +71,7 @@ def _sums(rows: Tensor, start: Tensor, order: Tensor, dtype: torch.dtype, name: 
     flat = rows.flatten(1).to(start.device, wide)
     plan = module.plan(start)
     sums = module.weighted_sum(start, order, plan, flat, None, None, False)
-    return sums.view(-1, *rows.shape[1:])
+    return sums.view(sums.shape[0], *rows.shape[1:])
 
 
 def move(
