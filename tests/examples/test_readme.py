@@ -1,4 +1,4 @@
-"""What the README shows runs."""
+"""What the README and the page on kernels show runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tiergnn.graph.formats.known import FORMATS
 from tiergnn.models import zoo
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+README, KERNELS = ((ROOT / page).read_text() for page in ("README.md", "docs/kernels.md"))
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 def test_python(monkeypatch, tmp_path):
@@ -39,6 +39,31 @@ def test_python(monkeypatch, tmp_path):
     exec(script, names)
     assert names["labels"].shape == (60,)
     assert (tmp_path / "runs" / "a" / "run.json").exists()
+
+
+def test_kernels_as_a_library():
+    """Both ways give the sums that plain torch gives of the edge_index."""
+    (script,) = blocks("python", KERNELS)
+    torch.manual_seed(0)
+    edge_index, weight = torch.randint(60, (2, 300)), torch.rand(300)
+    x = torch.randn(60, 5)
+    names = {
+        "data": Data(edge_index=edge_index, edge_weight=weight, num_nodes=60),
+        "x": x,
+        "edge_index": edge_index,
+        "weight": weight,
+        "num_nodes": 60,
+    }
+    outs = {}
+    for line in re.split(r"\n(?=\S)", script):
+        exec(line, names)
+        if line.startswith("out ="):
+            outs[line] = names["out"]
+    (src, dst), sums = edge_index, torch.zeros(60, 5)
+    sums.index_add_(0, dst, x[src] * weight[:, None])
+    mean, total = outs.values()
+    torch.testing.assert_close(total, sums)
+    torch.testing.assert_close(mean, sums / dst.bincount(minlength=60).clamp(min=1)[:, None])
 
 
 def test_commands_run_as_printed(cli, monkeypatch, tmp_path):
