@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -42,6 +43,7 @@ def spread(
     Pieces run in any order, on the caller's thread and on num_threads - 1 others, so ``work`` must
     release the GIL and tasks must not write to the same places. A piece has ``least_tasks`` or
     more, save the last one: so many that to hand it to a thread is little beside its work.
+    Raises an error of ``work`` when all pieces that were begun have ended.
     """
     num_threads = min(num_threads, -(-num_tasks // least_tasks))
     if num_threads <= 1:
@@ -54,12 +56,28 @@ def spread(
         while (first := next(firsts)) < num_tasks:
             work(first, min(first + step, num_tasks))
 
+    def help_out(other: Future[None]) -> None:
+        if not other.set_running_or_notify_cancel():
+            return
+        try:
+            take()
+        except BaseException as error:
+            other.set_exception(error)
+        else:
+            other.set_result(None)
+
     if num_threads not in _pools:
         _pools[num_threads] = ThreadPoolExecutor(num_threads - 1, "tiergnn")
-    others = [_pools[num_threads].submit(take) for _ in range(num_threads - 1)]
+    others: list[Future[None]] = [Future() for _ in range(num_threads - 1)]
     try:
+        # Threads that the system does not give, or the interpreter when it is about to end, leave
+        # more to this one.
+        with suppress(RuntimeError):
+            for other in others:
+                _pools[num_threads].submit(help_out, other)
         take()
     finally:
-        wait(others)  # they read the caller's arrays
-    for other in others:
+        begun = [other for other in others if not other.cancel()]
+        wait(begun)  # they read the caller's arrays
+    for other in begun:
         other.result()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import torch
 
+from tiergnn import threads
 from tiergnn.kernels import backend
 from tiergnn.kernels.memory import LARGE_BYTES, POOL
 from tiergnn.kernels.threads import spread
@@ -82,6 +85,68 @@ def test_an_error_comes_back_after_all_have_ended(num_threads):
         spread(work, 100)
     assert not running
     spread(lambda first, last: None, 100)  # and the threads still serve
+
+
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_threads_that_are_not_given_leave_more_to_the_others(monkeypatch, given):
+    """As where a process may have no more: then to start one raises RuntimeError."""
+    torch.set_num_threads(4)
+    monkeypatch.setattr(threads, "_pools", {})
+    start, left = threading.Thread.start, [None] * given
+
+    def started(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    for _ in range(20):
+        runs = [0] * 1000
+
+        def work(first: int, last: int, runs: list[int] = runs) -> None:
+            for task in range(first, last):
+                runs[task] += 1
+
+        spread(work, 1000)
+        assert runs == [1] * 1000
+
+
+def test_a_thread_that_outlives_the_main_one():
+    code = """
+import threading, torch
+from tiergnn.kernels.threads import spread
+torch.set_num_threads(2)
+def late():
+    threading.main_thread().join()
+    done = []
+    spread(lambda first, last: done.extend(range(first, last)), 64)
+    print(sorted(done) == list(range(64)))
+threading.Thread(target=late).start()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_one_call_does_not_wait_for_another():
+    """Threads that are busy with another call take no part, and are not waited for."""
+    torch.set_num_threads(2)
+    held, go = threading.Event(), threading.Event()
+
+    def hold(first: int, last: int) -> None:
+        if threading.current_thread().name.startswith("tiergnn"):
+            held.set()
+        go.wait(60)
+
+    other = threading.Thread(target=spread, args=(hold, 2))
+    other.start()
+    assert held.wait(60)
+    runs = []
+    spread(lambda first, last: runs.extend(range(first, last)), 64)
+    assert sorted(runs) == list(range(64))
+    assert other.is_alive()
+    go.set()
+    other.join()
 
 
 def _child(queue) -> None:
