@@ -16,6 +16,7 @@ from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.csr import from_edges
 from tiergnn.graph.odd import ODD
 from tiergnn.graph.table import Table
+from tiergnn.kernels.memory import keep_small
 from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.memory import PeakMeter
 from tiergnn.training.threads import on_threads
@@ -221,6 +222,15 @@ def test_the_peak_is_what_was_taken_for_a_moment():
     meter = PeakMeter(torch.device("cpu"))
     torch.ones(30_000_000).sum()
     assert meter.read()["host"] > 100_000_000
+
+
+def test_the_peak_is_not_hidden_by_what_was_kept_of_earlier_runs():
+    keep_small()
+    for _ in range(2):
+        meter = PeakMeter(torch.device("cpu"))
+        small = [torch.ones(5_000_000) for _ in range(5)]  # which the allocator keeps
+        assert meter.read()["host"] > 90_000_000
+        del small
 
 
 @pytest.mark.slow

@@ -75,5 +75,5 @@ TINY = Effort(
     narrowest=(16, 64),
     tensor_bytes=(MIB // 4, 2 * MIB),
     copy_bytes=8 * MIB,
-    attend_edges=2**10,
+    attend_edges=2**15,
 )

@@ -107,11 +107,25 @@ def keep_small() -> None:
     takes as long as a kernel does. What lies free now is given back first. For the whole process,
     and for good; without glibc nothing happens.
     """
+    _tell_glibc(
+        ("malloc_trim", 0),
+        ("mallopt", _MMAP_THRESHOLD, LARGE_BYTES),
+        ("mallopt", _TRIM_THRESHOLD, _NEVER),
+    )
+
+
+def give_back() -> None:
+    """Return to the system what lies idle of earlier work: in the pool and in the allocator."""
+    POOL.release()
+    _tell_glibc(("malloc_trim", 0))
+
+
+def _tell_glibc(*calls: tuple[str, *tuple[int, ...]]) -> None:
+    """Functions of the C library and their numbers; another one has none of them."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
-        libc.malloc_trim(0)
-        libc.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
-        libc.mallopt(_TRIM_THRESHOLD, _NEVER)
+        for name, *numbers in calls:
+            getattr(libc, name)(*numbers)
 
 
 def _allocate(num_bytes: int) -> np.ndarray:

@@ -12,6 +12,7 @@ import torch
 
 from tiergnn.errors import PlanError
 from tiergnn.hardware.cgroup import read_cgroup
+from tiergnn.kernels.memory import give_back
 from tiergnn.units import format_bytes
 
 _HINT = "dtype='bfloat16' (--dtype bfloat16), a narrower model, or a device with more memory"
@@ -88,10 +89,12 @@ class PeakMeter:
 
     "device", on CUDA only: the peak of torch's allocator. "host": the peak of the process's
     resident memory less what was resident at the start; pages of memory-mapped files that were
-    read count, since they take memory while they are there.
+    read count, since they take memory while they are there. What lay idle of earlier work is given
+    back at the start: taken again, it would not show.
     """
 
     def __init__(self, device: torch.device):
+        give_back()
         self._device = device
         self._process = psutil.Process()
         # Linux resets the peak when asked; elsewhere the peak is that of the samples.
