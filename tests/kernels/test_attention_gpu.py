@@ -18,9 +18,9 @@ from tests.kernels.test_attention import (
     far_logits_of_hubs,
     gat_inputs,
     infinite_logits,
-    largest_tensor,
     run,
 )
+from tests.kernels.test_attention_ops import largest_tensor
 from tests.odd import ODD_GRAPHS
 from tiergnn.graph.generate import rmat, star
 from tiergnn.kernels import backend, tasks

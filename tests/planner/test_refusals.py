@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from tiergnn.errors import PlanError
 from tiergnn.graph.distributions import rmat_shape
+from tiergnn.hardware.capacities import ASIDE_BYTES
 from tiergnn.hardware.machine import Machine, Tier
 from tiergnn.hardware.presets import preset
 from tiergnn.planner.choose import Choosing, best
 from tiergnn.planner.models import classic
 from tiergnn.schedule.check import check
+from tiergnn.training.options import Options
+from tiergnn.training.planning import Budgets, _here
 
 SHAPE = rmat_shape(5_000, 60_000, num_features=32, num_classes=10, num_labelled=1_000)
 _WAY = re.compile(r"(device_memory|host_memory|disk) of ([\d,]+) bytes")
@@ -103,3 +107,29 @@ def test_a_disk_that_is_short_behind_the_device_is_named_at_once():
     )
     assert {"device", "disk"} in [set(way) for way in check_ways(asked, ("sliced",))]
     assert "sliced: disk memory of host 0 needs" in str(refused(asked, ("sliced",)))
+
+
+def test_a_budget_of_this_machines_gpu_has_room_for_what_no_plan_counts(monkeypatch):
+    """And the budget that a refusal names has it, too."""
+    monkeypatch.setattr("tiergnn.hardware.measure.measure", lambda *_, **__: preset("h200"))
+    monkeypatch.setattr("tiergnn.training.assemble.pick_device", lambda _: torch.device("cuda"))
+
+    def within(num_bytes: int | None) -> Choosing:
+        notes: list[str] = []
+        here = _here(Options(), Budgets(device_bytes=num_bytes), 1, notes)
+        room = here.device.memory
+        if num_bytes is None:
+            assert not any("budget" in note for note in notes)
+        else:
+            assert room.available_bytes == num_bytes - ASIDE_BYTES
+            assert any("160.0 MiB of the device's budget" in note for note in notes)
+        workload = classic("gcn", 32, 10, hidden=64, layers=3)
+        return Choosing(workload=workload, shape=SHAPE, machine=here)
+
+    assert best(within(None).trials()).strategy == "resident"
+    error = refused(within(ASIDE_BYTES + 2**20), ("resident",))
+    named = [way["device"] for way in ways_out(error)]
+    assert min(named) > ASIDE_BYTES
+    for num_bytes in named:
+        plan = best(within(num_bytes).trials(["resident"]))
+        assert plan.peak_bytes["device"] <= num_bytes - ASIDE_BYTES

@@ -19,7 +19,7 @@ from torch import Tensor
 from tiergnn.errors import GraphError
 from tiergnn.kernels.arguments import told
 from tiergnn.kernels.backend import load
-from tiergnn.kernels.csr import check_csr, transpose
+from tiergnn.kernels.csr import check_csr, out_edges
 from tiergnn.kernels.table import Places, places_of
 
 if TYPE_CHECKING:
@@ -180,21 +180,7 @@ class Block:
     def transposed(self) -> Transposed:
         """The CSR of out-edges, by a stable counting sort: linear in edges, made once."""
         self.check()
-        index = torch.int32 if self.num_edges < 2**31 else torch.int64
-        if self.device.type == "cpu":
-            starts = torch.zeros(self.num_src + 2, dtype=torch.int64)
-            dst_t, edge_t = torch.empty_like(self.col), torch.empty(self.num_edges, dtype=index)
-            made = starts.numpy(), dst_t.numpy(), edge_t.numpy()
-            transpose(self.rowptr.numpy(), self.col.numpy(), *made)
-            return Transposed(starts[:-1], dst_t, edge_t)
-        by_src, order = torch.sort(self.col, stable=True)
-        order = order.to(index)  # the sort's own is of int64, and goes
-        sources = torch.arange(self.num_src + 1, device=self.device, dtype=by_src.dtype)
-        rowptr_t = torch.searchsorted(by_src, sources)
-        del by_src
-        rows = torch.arange(self.num_dst, device=self.device, dtype=self.col.dtype)
-        dst = torch.repeat_interleave(rows, self.in_degree, output_size=self.num_edges)
-        return Transposed(rowptr_t, dst.index_select(0, order), order)
+        return Transposed(*out_edges(self.rowptr, self.col, self.num_src))
 
     def transposed_rows(self, first: int, last: int) -> Transposed:
         """The out-edges of sources first..last-1 alone; made once for each such range."""

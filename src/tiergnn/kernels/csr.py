@@ -1,4 +1,4 @@
-"""A row pointer and its columns in host memory: checked, and turned into those of the out-edges.
+"""A row pointer and its columns: checked in host memory, and turned into those of the out-edges.
 
 Legend: P destinations, S sources, E edges.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+import torch
+from torch import Tensor
 
 from tiergnn.errors import GraphError
 from tiergnn.graph.occurrences import count_nodes, node_ranges
@@ -49,6 +51,26 @@ def _first_fault(rowptr, col, num_src):
         if col[e] < 0 or col[e] >= num_src:
             return -1, e
     return -1, -1
+
+
+def out_edges(rowptr: Tensor, col: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The row pointer int64 [S+1] of the out-edges, their destinations [E] and their places among
+    the edges [E], int32 where these fit. A stable sort, linear in edges in host memory."""
+    index = torch.int32 if col.numel() < 2**31 else torch.int64
+    if col.device.type == "cpu":
+        starts = torch.zeros(num_src + 2, dtype=torch.int64)
+        dst_t, edge_t = torch.empty_like(col), torch.empty(col.numel(), dtype=index)
+        made = starts.numpy(), dst_t.numpy(), edge_t.numpy()
+        transpose(rowptr.numpy(), col.numpy(), *made)
+        return starts[:-1], dst_t, edge_t
+    by_src, order = torch.sort(col, stable=True)
+    order = order.to(index)  # the sort's own is of int64, and goes
+    sources = torch.arange(num_src + 1, device=col.device, dtype=by_src.dtype)
+    rowptr_t = torch.searchsorted(by_src, sources)
+    del by_src
+    rows = torch.arange(rowptr.numel() - 1, device=col.device, dtype=col.dtype)
+    dst = torch.repeat_interleave(rows, rowptr.diff(), output_size=col.numel())
+    return rowptr_t, dst.index_select(0, order), order
 
 
 def transpose(

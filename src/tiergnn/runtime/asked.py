@@ -13,6 +13,17 @@ from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.contents import Content, What
 
 
+def among(ids: Tensor, gid: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the nodes ``gid`` [P] are among ``ids`` [N], ascending, and where they stand there:
+    int64 of as many."""
+    if not ids.numel():
+        none = gid.new_zeros(0, dtype=torch.int64)
+        return none, none
+    place = torch.searchsorted(ids, gid).clamp(max=ids.numel() - 1)
+    rows = torch.nonzero(ids[place] == gid).flatten()
+    return rows, place[rows]
+
+
 class Asked:
     """``ids`` int64 [N], ascending and distinct; None: all nodes of ``parts``."""
 
@@ -23,13 +34,9 @@ class Asked:
         if ids is None:
             return
         for gid in parts.gids:
-            place = torch.searchsorted(ids, gid)
-            found = torch.zeros_like(place, dtype=torch.bool)
-            if ids.numel():
-                place = place.clamp(max=ids.numel() - 1)
-                found = ids[place] == gid
-            self._rows.append(torch.nonzero(found).flatten())
-            self._places.append(place[found])
+            rows, places = among(ids, gid)
+            self._rows.append(rows)
+            self._places.append(places)
 
     @property
     def num_nodes(self) -> int:

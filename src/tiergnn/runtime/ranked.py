@@ -347,7 +347,7 @@ class Ranked:
     def peak_bytes(self) -> dict[str, int]:
         """The most that this rank held so far, tier -> bytes: counted as reserved; of a GPU, by its
         allocator."""
-        return peaks_of(self._walks.values(), self.device)
+        return peaks_of((walk.peak_bytes for walk in self._walks.values()), self.device)
 
     def sample_memory(self) -> None:
         """Peaks are counted, not sampled."""

@@ -153,10 +153,10 @@ class Staged:
         )  # fmt: skip
         self._dtype = dtype
         self._asked = Asked(self.parts, None if asked is None else torch.from_numpy(asked))
-        self._former: list[StagedWalk] = []  # evaluations that gave the output of other nodes
+        self._past_peaks: dict[str, int] = {}  # of evaluations that gave the output of other nodes
         with out_of_memory(self.device, "loading the graph"):
             self._walks = {
-                training: self._walk(training, schedule)
+                training: self._walk(training, schedule, self._asked)
                 for training, schedule in self._schedules.items()
             }
 
@@ -201,13 +201,13 @@ class Staged:
             uses=KNOBS[plan.strategy], prepares=plan.strategy in PREPARING,
         )  # fmt: skip
 
-    def _walk(self, training: bool, schedule: Schedule) -> StagedWalk:
+    def _walk(self, training: bool, schedule: Schedule, asked: Asked) -> StagedWalk:
         check(schedule, self.plan.machine)
         machine, program = self.plan.machine, self.programs[training]
         tiers = ["device", "host", *(["disk"] if machine.disk is not None else [])]
         buffers = Buffers(
             schedule,
-            self._asked,
+            asked,
             {**program.rows, **program.between},
             device=self.device,
             storage=self._storage,
@@ -218,7 +218,7 @@ class Staged:
         )
         self._given.fill(schedule, buffers)
         decode = {} if self._x.plain else {"x": self._x.decode}
-        transfers = Transfers(buffers, self.parts, decode, self._asked)
+        transfers = Transfers(buffers, self.parts, decode, asked)
         visits = Visits(program, schedule, buffers, self.parts)
         slices = Slices(program, buffers, self.parts, visits)
         return StagedWalk(schedule, buffers, transfers, visits, more=slices.does)
@@ -277,10 +277,10 @@ class Staged:
             return
         asked = Asked(self.parts, ids)
         counts = [asked.num_rows(part) for part in range(self.parts.num_parts)]
-        self._schedules[False] = self._evaluation_of(counts)
-        self._asked = asked
-        self._former.append(self._walks[False])
-        self._walks[False] = self._walk(False, self._schedules[False])
+        schedule = self._evaluation_of(counts)
+        walk = self._walk(False, schedule, asked)
+        self._past_peaks = peaks_of([self._past_peaks, self._walks[False].peak_bytes])
+        self._asked, self._schedules[False], self._walks[False] = asked, schedule, walk
 
     @property
     def timeline(self) -> Timeline | None:
@@ -290,7 +290,8 @@ class Staged:
     @property
     def peak_bytes(self) -> dict[str, int]:
         """The most held so far, tier -> bytes: counted as reserved; of a GPU, by its allocator."""
-        return peaks_of((*self._former, *self._walks.values()), self.device)
+        held = (walk.peak_bytes for walk in self._walks.values())
+        return peaks_of([self._past_peaks, *held], self.device)
 
     def sample_memory(self) -> None:
         """Peaks are counted, not sampled."""

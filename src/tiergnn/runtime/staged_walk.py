@@ -277,14 +277,15 @@ def _event() -> torch.cuda.Event:
     return event
 
 
-def peaks_of(walks: Iterable[StagedWalk], device: torch.device) -> dict[str, int]:
-    """The most that any of these held, tier -> bytes: counted as reserved; of a GPU, by its
-    allocator."""
+def peaks_of(
+    peaks: Iterable[Mapping[str, int]], device: torch.device | None = None
+) -> dict[str, int]:
+    """The most of several walks, tier -> bytes: counted as reserved; of a GPU, by its allocator."""
     found: dict[str, int] = {}
-    for walk in walks:
-        for tier, num_bytes in walk.peak_bytes.items():
+    for peak in peaks:
+        for tier, num_bytes in peak.items():
             found[tier] = max(found.get(tier, 0), num_bytes)
-    if device.type == "cuda":
+    if device is not None and device.type == "cuda":
         found["device"] = torch.cuda.max_memory_allocated(device)
     return {tier: num_bytes for tier, num_bytes in found.items() if num_bytes}
 

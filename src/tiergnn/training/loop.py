@@ -33,6 +33,7 @@ from tiergnn.training.optimizers import (
     wants_metric,
 )
 from tiergnn.training.options import Options
+from tiergnn.training.outputs import judged_output
 from tiergnn.training.peers import Peers
 from tiergnn.training.randomness import get_random, random_state, set_random
 from tiergnn.training.scoring import Scores, Scoring
@@ -218,8 +219,7 @@ class Trainer:
 
     def _scores(self) -> dict[str, Scores]:
         """Of every split, made where all judged rows of the output are, which are not kept."""
-        held, judged = self.resident, self.scoring.judged_nodes
-        out = held.infer(judged) if isinstance(held, Staged) else whole_output(held)
+        out = judged_output(self.resident, self.scoring)
         scores = None if out is None else self.scoring.scores(out)
         return self.peers.of_first(scores, "scores")
 
@@ -336,12 +336,6 @@ class Trainer:
                 listeners.append(TensorBoard(self.folder.tensorboard, history))
         shown = show(progress, self.options.epochs, len(history), self.scoring.metric_name)
         return listeners if shown is None else [*listeners, shown]
-
-
-def whole_output(held: Held) -> Tensor | None:
-    """The model's output for every node, by node; None but on the first rank."""
-    out = held.infer()
-    return held.whole(out) if isinstance(held, Ranked) else out
 
 
 class Weighted(Protocol):

@@ -21,7 +21,6 @@ from tiergnn.errors import ConfigError, StoreError, unknown
 from tiergnn.graph.csr import Graph
 from tiergnn.planner.plan import Plan
 from tiergnn.runtime.executor import Resident
-from tiergnn.runtime.staged import Staged
 from tiergnn.training.assemble import Held, as_graph, build, fingerprint, model_spec, resident
 from tiergnn.training.checkpoint import Checkpoints
 from tiergnn.training.crew import Crew
@@ -31,6 +30,7 @@ from tiergnn.training.log import Record
 from tiergnn.training.loop import Progress, Trainer, load_weights
 from tiergnn.training.optimizers import FIXED_LENGTH
 from tiergnn.training.options import Options
+from tiergnn.training.outputs import checked_output, device_of
 from tiergnn.training.parting import Parts, parts_by, ranks_of
 from tiergnn.training.planning import for_ranks
 from tiergnn.training.recorded import (
@@ -42,7 +42,7 @@ from tiergnn.training.recorded import (
     recorded_plan,
     recorded_timeline,
 )
-from tiergnn.training.scoring import NO_CRITERION, Scores, Scoring, scoring_of
+from tiergnn.training.scoring import NO_CRITERION, Scores, scoring_of
 from tiergnn.training.splits import choose_splits, labelled
 from tiergnn.training.threads import on_threads
 from tiergnn.version import __version__
@@ -146,9 +146,9 @@ class Run:
             if split is not None and split not in splits:
                 raise unknown("split", split, dict.fromkeys(known))
             splits = splits if split is None else {split: splits[split]}
-        scoring = scoring_of(self.graph, splits, _judged_on(self._resident), options)
+        scoring = scoring_of(self.graph, splits, device_of(self._resident), options)
         with on_threads(self._threads, told=not isinstance(self._resident, Crew)):
-            return scoring.scores(_judged(self._resident, scoring, self.graph.num_nodes))
+            return scoring.scores(checked_output(self._resident, scoring, self.graph.num_nodes))
 
     def predict(self, kind: str = "logits") -> np.ndarray:
         """The output for every node, in the graph's node order. See ``api.predict``."""
@@ -360,25 +360,9 @@ def _trainer(
     if parts is not None:
         raise ConfigError("a partition is for several ranks", hint="tiergnn.plan(..., ranks=N)")
     held = resident(graph, model, options, plan)
-    scoring = scoring_of(graph, splits, _judged_on(held), options)
-    _judged(held, scoring, graph.num_nodes)
+    scoring = scoring_of(graph, splits, device_of(held), options)
+    checked_output(held, scoring, graph.num_nodes)
     return Trainer(held, scoring, options)
-
-
-def _judged_on(held: Held | Crew) -> torch.device:
-    """Where outputs are: those of all nodes, when in parts, in host memory."""
-    return held.device if isinstance(held, Resident) else torch.device("cpu")
-
-
-def _judged(held: Held | Crew, scoring: Scoring, num_nodes: int) -> torch.Tensor:
-    """The output of the nodes that are judged, or of all where it is there anyway. Raises
-    ConfigError where it does not suit the labels."""
-    if isinstance(held, Staged):
-        out, num_nodes = held.infer(scoring.judged_nodes), len(scoring.judged_nodes)
-    else:
-        out = held.infer()
-    scoring.check_output(out, num_nodes)
-    return out
 
 
 def _finish(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tiergnn.errors import ConfigError
 from tiergnn.graph.csr import Graph
+from tiergnn.runtime.asked import among
 from tiergnn.training.criteria import class_weights, make_criterion
 from tiergnn.training.metrics import MORE, OURS, check_metric, compute, compute_more, metric_mode
 from tiergnn.training.options import Options
@@ -115,16 +116,11 @@ class Scoring:
         mine: dict[int, tuple[Tensor, Tensor, float]] = {}
         here = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
         for number, gid in here.items():
-            slot = torch.searchsorted(rows.ids, gid.to(rows.ids.device))
-            found = torch.zeros_like(slot, dtype=torch.bool)
-            if rows.ids.numel():
-                slot = slot.clamp(max=rows.ids.numel() - 1)
-                found = rows.ids[slot] == gid.to(rows.ids.device)
-            y = rows.y[slot[found]]
+            local, places = among(rows.ids, gid.to(rows.ids.device))
+            y = rows.y[places]
             norm = self._norm(y)
             part_of = 1.0 if self._own_criterion else norm / total if total else 0.0
-            local = torch.nonzero(found).flatten().to(device)
-            mine[number] = local, y.to(device), part_of
+            mine[number] = local.to(device), y.to(device), part_of
 
         def share(out: Tensor, part: int) -> Tensor:
             local, y, weight = mine[part]

@@ -30,8 +30,9 @@ from tiergnn.runtime.ranked import Ranked
 from tiergnn.schedule.timeline import Span, Timeline
 from tiergnn.training.assemble import pick_device, resident
 from tiergnn.training.folder import RunFolder
-from tiergnn.training.loop import Trainer, whole_output
+from tiergnn.training.loop import Trainer
 from tiergnn.training.options import Options
+from tiergnn.training.outputs import whole_output
 from tiergnn.training.peers import Peers
 from tiergnn.training.scoring import scoring_of
 from tiergnn.training.splits import choose_splits
