@@ -44,10 +44,8 @@ def held_edges(draft: Draft, extent: Extent, loops: int) -> tuple[Extent, ...]:
 
 def in_edge_bytes(draft: Draft, held: tuple[Extent, ...], num_ids: int) -> int:
     """Of in-edges; ``num_ids`` rows know which of the graph they are, edges where they need to."""
-    found = sum(
-        csr_bytes(draft, extent) + _task_bytes(draft, extent.rows, extent.edges) for extent in held
-    )
-    return found + 8 * num_ids + (8 * held[0].edges if draft.edge_ids else 0)
+    ids = 8 * num_ids + (8 * held[0].edges if draft.edge_ids else 0)
+    return _csr_and_task_bytes(draft, held) + ids
 
 
 def out_edge_bytes(draft: Draft, held: tuple[Extent, ...]) -> int:
@@ -63,10 +61,13 @@ def out_edge_bytes(draft: Draft, held: tuple[Extent, ...]) -> int:
 def turned_bytes(draft: Draft, held: tuple[Extent, ...]) -> int:
     """Of out-edges that take turns with in-edges, in the form of these; and of degrees, for
     means."""
-    found = sum(
+    return _csr_and_task_bytes(draft, held) + 8 * held[0].rows
+
+
+def _csr_and_task_bytes(draft: Draft, held: tuple[Extent, ...]) -> int:
+    return sum(
         csr_bytes(draft, extent) + _task_bytes(draft, extent.rows, extent.edges) for extent in held
     )
-    return found + 8 * held[0].rows
 
 
 def _task_bytes(draft: Draft, num_rows: int, num_edges: int) -> int:
