@@ -37,6 +37,7 @@ from tiergnn.models.zoo import build
 from tiergnn.planner.choose import Choosing, best
 from tiergnn.runtime.memory import PeakMeter
 from tiergnn.runtime.staged import Staged
+from tiergnn.schedule.actions import Op
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.metering import workload_of
@@ -135,11 +136,16 @@ def asked_of(graph: Graph, shape: GraphShape, machine: Machine, args: argparse.N
 
 
 def by_kind(schedule: Schedule, timeline: Timeline) -> dict[str, list[float]]:
-    """Lane and operation -> seconds, bytes moved and how many."""
+    """Lane, operation, and of how many buffers a copy is -> seconds, bytes moved and how many."""
     found: dict[str, list[float]] = {}
-    ops = {action.index: action.op for action in schedule.actions}
+    actions = {action.index: action for action in schedule.actions}
     for span in timeline.spans:
-        sums = found.setdefault(f"{span.lane} {ops[span.index]}", [0.0, 0, 0])
+        action = actions[span.index]
+        kind = f"{span.lane} {action.op}"
+        if action.op is Op.COPY:
+            many = max(len(action.reads), len(action.writes)) > 1
+            kind += " slices of a block" if many else " one"
+        sums = found.setdefault(kind, [0.0, 0, 0])
         for i, more in enumerate((span.end_s - span.start_s, span.moved_bytes, 1)):
             sums[i] += more
     return found

@@ -19,6 +19,7 @@ from tiergnn.planner.models import classic
 from tiergnn.schedule.check import check
 from tiergnn.training.options import Options
 from tiergnn.training.planning import Budgets, _here
+from tiergnn.units import format_bytes
 
 SHAPE = rmat_shape(5_000, 60_000, num_features=32, num_classes=10, num_labelled=1_000)
 _WAY = re.compile(r"(device_memory|host_memory|disk) of ([\d,]+) bytes")
@@ -122,7 +123,9 @@ def test_a_budget_of_this_machines_gpu_has_room_for_what_no_plan_counts(monkeypa
             assert not any("budget" in note for note in notes)
         else:
             assert room.available_bytes == num_bytes - ASIDE_BYTES
-            assert any("160.0 MiB of the device's budget" in note for note in notes)
+            assert any(
+                f"{format_bytes(ASIDE_BYTES)} of the device's budget" in note for note in notes
+            )
         workload = classic("gcn", 32, 10, hidden=64, layers=3)
         return Choosing(workload=workload, shape=SHAPE, machine=here)
 

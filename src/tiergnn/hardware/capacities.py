@@ -14,7 +14,8 @@ from tiergnn.hardware.readings import MemoryReading, read_memory
 PROCESS_BYTES = 512 * 2**20
 
 # Of a GPU's budget, beside what plans count: cuBLAS takes 32 MiB for each of two threads that
-# multiply (measured on an H200), rows on their way 32 MiB on each of three lanes.
+# multiply (measured on an H200), rows on their way two buffers of 16 MiB each way, and what is made
+# of them 16 MiB each way.
 ASIDE_BYTES = 5 * 32 * 2**20
 
 

@@ -45,6 +45,7 @@ from tiergnn.runtime.parts import Parts
 from tiergnn.runtime.rows import Rows, bad_value, first_not_finite
 from tiergnn.runtime.slices import Slices
 from tiergnn.runtime.staged_walk import StagedWalk, buffers_put_back, peaks_of
+from tiergnn.runtime.staging import Staging
 from tiergnn.runtime.transfers import Transfers
 from tiergnn.runtime.visits import Share, Visits
 from tiergnn.runtime.whole import Whole
@@ -145,7 +146,7 @@ class Staged:
                 else plan.machine.tier("disk").available_bytes,
             )
             weakref.finalize(self, self._scratch.close)  # of a run that failed, or was forgotten
-        self._memory = HostMemory(self.device)
+        self._memory, self._staging = HostMemory(self.device), Staging(self.device)
         made = {p.name: p.program for p in self.programs[True].prepared}
         self._given = Given(
             self._x, self._edges, self.parts, self.device, self._scratch, made, self._storage,
@@ -218,7 +219,7 @@ class Staged:
         )
         self._given.fill(schedule, buffers)
         decode = {} if self._x.plain else {"x": self._x.decode}
-        transfers = Transfers(buffers, self.parts, decode, asked)
+        transfers = Transfers(buffers, self.parts, decode, asked, self._staging)
         visits = Visits(program, schedule, buffers, self.parts)
         slices = Slices(program, buffers, self.parts, visits)
         return StagedWalk(schedule, buffers, transfers, visits, more=slices.does)

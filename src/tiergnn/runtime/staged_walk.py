@@ -22,6 +22,7 @@ from tiergnn.errors import PlanError, TiergnnError
 from tiergnn.kernels.dropout import Key
 from tiergnn.memory.lanes import Lanes, Ticket
 from tiergnn.runtime.buffers import Buffers
+from tiergnn.runtime.staging import FIRST
 from tiergnn.runtime.visits import Share
 from tiergnn.runtime.walk import around
 from tiergnn.schedule.actions import Action, Lane, Op
@@ -120,7 +121,10 @@ class StagedWalk:
                         culprit=str(action),
                         hint="a schedule that tiergnn wrote",
                     )
-        self._streams = {lane: torch.cuda.Stream(buffers.device) for lane in lanes if cuda}
+        streams = lanes if cuda else set[str]()
+        self._streams = {
+            lane: torch.cuda.Stream(buffers.device, priority=FIRST) for lane in sorted(streams)
+        }
         self.stopped: Callable[[], bool] = lambda: False  # asked before every action
         self._spans: list[Span] = []
         self._ends: dict[int, torch.cuda.Event] = {}

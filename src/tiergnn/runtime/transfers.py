@@ -8,15 +8,13 @@ Legend: P rows of one part, S source rows it reads, N rows of one transfer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import groupby
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from tiergnn.kernels.columns import join, split
 from tiergnn.kernels.gather import FLOATS, gather
 from tiergnn.kernels.table import Places as RowPlaces
 from tiergnn.kernels.table import RowTable
@@ -27,20 +25,20 @@ from tiergnn.runtime.asked import Asked
 from tiergnn.runtime.brought import add_out_edges, moved, topology_bytes
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.parts import Parts
+from tiergnn.runtime.staging import Staging, pieces, row_bytes
 from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Action
 from tiergnn.schedule.contents import What
 
 Decode = Callable[[Tensor, slice], Tensor]
 _OWN = (What.ROWS, What.GRAD)
-_PIECE_BYTES = 2**25  # of rows that are converted on the way: see capacities.ASIDE_BYTES
-_TOGETHER = 8  # slices that pass through one buffer
 _TOPOLOGY = (What.TOPOLOGY, What.OUT_EDGES)
 
 
 class Transfers:
     """COPY, ZERO and ACCUMULATE. ``decode`` makes of stored rows of an input (some columns of them)
-    what stages read; ``asked`` are the rows of answers."""
+    what stages read; ``asked`` are the rows of answers. ``staging`` is what schedules of a run
+    share."""
 
     def __init__(
         self,
@@ -48,16 +46,22 @@ class Transfers:
         parts: Parts | Whole,
         decode: Mapping[str, Decode],
         asked: Asked | None = None,
+        staging: Staging | None = None,
     ):
         self._buffers, self._parts, self._decode = buffers, parts, dict(decode)
-        self._asked = asked
+        self._asked, self._staging = asked, staging or Staging(buffers.device)
 
     def copy(self, action: Action) -> int:
         """Gives the bytes that went over the link, as stored."""
         if self._in_place(action):
             return self._gather(action)
-        if (pieces := self._pieces_of(action)) is not None:
-            return move_pieces(*pieces)
+        if (found := self._slices_of(action)) is not None:
+            slices, block, into = found
+            if into:
+                self._staging.join(slices, block)
+            else:
+                self._staging.split(block, slices)
+            return sum(one.numel() * one.element_size() for one in slices if not one.is_cuda)
         return sum(
             self._copy(source, target) for target in action.writes for source in action.reads
         )
@@ -88,7 +92,7 @@ class Transfers:
             rows, values = (self._buffers.get(kinds[w]) for w in (What.ROWS, What.MOMENTS))
             self._buffers.get(target).add_(moments_grad(rows, values, grad))
 
-    def _pieces_of(self, action: Action) -> tuple[list[Tensor], Tensor, bool] | None:
+    def _slices_of(self, action: Action) -> tuple[list[Tensor], Tensor, bool] | None:
         """Of slices and a block of rows on a GPU: the rows of each slice, the columns of the block
         that these are, whether they go to it. None for any other copy."""
         if self._buffers.device.type != "cuda" or isinstance(self._parts, Parts):
@@ -142,13 +146,13 @@ class Transfers:
         tables = tuple(self._buffers.get(name) for name in sources)
         at, shift = self._parts.halo_places(there.part)
         decode = self._decode.get(there.of)
-        for first, last in _pieces(len(room), _row_bytes(room), whole=decode is None):
+        for first, last in pieces(len(room), row_bytes(room), whole=decode is None):
             places = RowPlaces(at[first:last].to(room.device, non_blocking=True), shift)
             if decode is None:
                 gather(RowTable(tables), places, out=room[first:last])
             else:
                 room[first:last] = decode(gather(RowTable(tables), places), slice(None))
-        return len(room) * _row_bytes(tables[0])
+        return len(room) * row_bytes(tables[0])
 
     def _copy(self, source: str, target: str) -> int:
         here, there = self._buffers.holds(source), self._buffers.holds(target)
@@ -178,10 +182,39 @@ class Transfers:
         into = self._buffers.tier(target) == "device"
         if into:
             decode = self._decode.get(here.of) if self._buffers.tier(source) != "device" else None
-            _bring(value, rows, room, decode, slice(*(here.columns or (None,))))
+            self._bring(value, rows, room, decode, slice(*(here.columns or (None,))))
         else:
-            encode(value, room, target)
-        return len(room) * _row_bytes(value if into else room)
+            self._send(value, room, target)
+        return len(room) * row_bytes(value if into else room)
+
+    def _bring(
+        self,
+        value: Tensor,
+        rows: Tensor | None,
+        room: Tensor,
+        decode: Decode | None,
+        columns: slice,
+    ) -> None:
+        """Rows of host memory into rows of the device."""
+        on_gpu = room.device.type == "cuda" and value.device.type == "cpu"
+        if rows is not None:
+            direct = decode is None and not on_gpu and value.dtype == room.dtype
+            if direct and room.is_contiguous():
+                torch.index_select(value, 0, rows, out=room)
+                return
+            value = _picked(value, rows, pin=on_gpu)
+        if decode is None and (value.dtype == room.dtype or not on_gpu):
+            convert(value, room)
+        else:
+            made = None if decode is None else lambda stored: decode(stored, columns)
+            self._staging.bring(value, room, made)
+
+    def _send(self, value: Tensor, room: Tensor, name: str) -> None:
+        """Rows of the device into host memory."""
+        if value.device.type == "cuda" and room.device.type == "cpu" and value.dtype != room.dtype:
+            self._staging.send(value, room)
+        else:
+            encode(value, room, name)
 
     def _copy_bucket(self, value: Tensor, room: Tensor, target: str) -> int:
         """What a part gives to the gradient of an owner's rows, which stand in a place or two."""
@@ -189,9 +222,9 @@ class Transfers:
         there, done = self._buffers.holds(target), 0
         for places in self._parts.places(there.part, there.owner):
             count = places.high - places.low
-            encode(value[places.low : places.high], room[done : done + count], target)
+            self._send(value[places.low : places.high], room[done : done + count], target)
             done += count
-        return done * _row_bytes(room)
+        return done * row_bytes(room)
 
     def _copy_hot(self, source: str, target: str) -> int:
         """Rows that stay on the device, as they are stored: of those that were made there, or to
@@ -205,7 +238,7 @@ class Transfers:
         else:
             low, high, rows = self._parts.stays(there.part)
         decode = self._decode.get(here.of)
-        for first, last in _pieces(high - low, _row_bytes(value), whole=False):
+        for first, last in pieces(high - low, row_bytes(value)):
             some = value.index_select(0, rows[first:last].to(value.device, non_blocking=True))
             into = room[low + first : low + last]
             if keeps:
@@ -221,12 +254,13 @@ class Transfers:
         assert self._asked is not None
         value, room = self._buffers.get(source), cast(Tensor, self._buffers.room(target))
         rows = self._asked.rows(self._buffers.holds(target).part)
-        for first, last in _pieces(len(room), _row_bytes(value), whole=rows is None):
-            some = value
-            if rows is not None:
-                some = value.index_select(0, rows[first:last].to(value.device, non_blocking=True))
+        if rows is None:
+            self._send(value, room, target)
+            return len(room) * row_bytes(room)
+        for first, last in pieces(len(room), row_bytes(value)):
+            some = value.index_select(0, rows[first:last].to(value.device, non_blocking=True))
             encode(some, room[first:last], target)
-        return len(room) * _row_bytes(room)
+        return len(room) * row_bytes(room)
 
     def _copy_common(self, source: str, target: str) -> int:
         """The rows and columns that both hold, of their own numbers of either."""
@@ -251,9 +285,9 @@ class Transfers:
             return 0
         if into:
             decode = self._decode.get(self._buffers.holds(source).of)
-            _bring(value, None, room, decode, columns)
+            self._bring(value, None, room, decode, columns)
         else:
-            encode(value, room, target)
+            self._send(value, room, target)
         return value.numel() * (value if into else room).element_size()
 
     def _place(self, name: str) -> tuple[slice, slice]:
@@ -295,31 +329,6 @@ class Transfers:
             done += count
 
 
-def move_pieces(slices: list[Tensor], block: Tensor, into: bool) -> int:
-    """Between rows [P, C] of slices and a block [P, D] on the device of all their columns, a few
-    slices at once: copies that cross a link have one piece of memory on either side. Gives the
-    bytes that crossed."""
-    first = 0
-    for width, group in groupby(slices, key=lambda one: one.shape[1]):
-        alike = list(group)
-        for start in range(0, len(alike), _TOGETHER):
-            some = alike[start : start + _TOGETHER]
-            columns = block[:, first : first + len(some) * width]
-            for low, high in _pieces(len(block), len(some) * _row_bytes(some[0]), whole=False):
-                passing = torch.empty(
-                    (len(some), high - low, width), dtype=some[0].dtype, device=block.device
-                )
-                rows = [one[low:high] for one in some]
-                if into:
-                    _copy_all(passing.unbind(0), rows)
-                    join(passing, columns[low:high])
-                else:
-                    split(columns[low:high], passing)
-                    _copy_all(rows, passing.unbind(0))
-            first += len(some) * width
-    return sum(one.numel() * one.element_size() for one in slices if one.device.type == "cpu")
-
-
 def _add_to(total: Tensor, rows: Tensor | None, values: Tensor) -> None:
     """Add rows [N, D] to ``rows`` of host memory, or to all of them."""
     if total.dtype in (torch.float32, torch.float64) and values.dtype == total.dtype:
@@ -331,11 +340,6 @@ def _add_to(total: Tensor, rows: Tensor | None, values: Tensor) -> None:
         total.copy_(total.float() + values)
     else:
         total[rows] = (total[rows].float() + values).to(total.dtype)
-
-
-def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    copy: Any = getattr(torch, "_foreach_copy_")  # noqa: B009 - private, and the one call for many
-    copy(targets, sources, non_blocking=True)
 
 
 def _table(rows: Tensor, place: tuple[slice, slice]) -> Tensor:
@@ -351,33 +355,6 @@ def _within(some: slice, whole: slice) -> slice:
     return slice(some.start - whole.start, some.stop - whole.start)
 
 
-def _bring(
-    value: Tensor, rows: Tensor | None, room: Tensor, decode: Decode | None, columns: slice
-) -> None:
-    """Rows of host memory into rows of the device."""
-    on_gpu = room.device.type == "cuda" and value.device.type == "cpu"
-    if rows is not None:
-        direct = decode is None and not on_gpu and value.dtype == room.dtype
-        if direct and room.is_contiguous():
-            torch.index_select(value, 0, rows, out=room)
-            return
-        picked = torch.empty((len(rows), *value.shape[1:]), dtype=value.dtype, pin_memory=on_gpu)
-        value = torch.index_select(value, 0, rows, out=picked)
-    whole = decode is None and value.dtype == room.dtype
-    for first, last in _pieces(len(room), _row_bytes(room), whole=whole):
-        if decode is None:
-            convert(value[first:last], room[first:last])
-        else:
-            stored = value[first:last].to(room.device, non_blocking=True)
-            room[first:last] = decode(stored, columns)
-
-
-def _pieces(num_rows: int, row_bytes: int, *, whole: bool) -> Iterator[tuple[int, int]]:
-    """Rows in pieces of which what is made on the way takes little; or all at once."""
-    step = num_rows if whole else max(1, _PIECE_BYTES // max(1, row_bytes))
-    for first in range(0, num_rows, max(1, step)):
-        yield first, min(first + step, num_rows)
-
-
-def _row_bytes(rows: Tensor) -> int:
-    return rows.shape[1:].numel() * rows.element_size()
+def _picked(value: Tensor, rows: Tensor, *, pin: bool) -> Tensor:
+    picked = torch.empty((len(rows), *value.shape[1:]), dtype=value.dtype, pin_memory=pin)
+    return torch.index_select(value, 0, rows, out=picked)

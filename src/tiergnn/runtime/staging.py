@@ -1,0 +1,187 @@
+"""Staging: rows converted on the device's side of a link, through two buffers in turn.
+
+What crosses the link and the kernels that turn it have streams of their own, so that one piece
+crosses while the other is turned: on one stream the link would wait for every kernel, and that for
+the blocks of whatever else computes. Both come before other work where the device can choose.
+
+Legend: P rows, C columns of a slice, D of a block of slices.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tiergnn.kernels.columns import join, split
+
+FIRST = -1  # the priority of streams that keep a link busy
+_PIECE_BYTES = 2**24  # of a buffer: see capacities.ASIDE_BYTES
+_TURNS = 2
+_TOGETHER = 4  # slices that pass through one buffer
+
+
+class _Piece(NamedTuple):
+    """Rows of ``shape`` and ``dtype``: ``cross`` copies them between host memory and a buffer of
+    the device that it is given, ``turn`` is what is done with them there."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    cross: Callable[[Tensor], object]
+    turn: Callable[[Tensor], object]
+
+
+class Staging:
+    """Buffers of a device, taken when they are first used, two for each direction of a link.
+
+    What is queued on the current stream later comes after what these methods queue.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._lock = threading.Lock()
+        self._rings: dict[bool, _Ring] = {}
+
+    def bring(
+        self, stored: Tensor, rows: Tensor, decode: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """stored [P, ...] of host memory into rows [P, ...] of the device: cast there, or as
+        ``decode`` makes them."""
+        self._move(_brought(stored, rows, decode), into=True)
+
+    def send(self, rows: Tensor, stored: Tensor) -> None:
+        """The other way: cast on the device, so that stored bytes alone cross the link."""
+        self._move(_sent(rows, stored), into=False)
+
+    def join(self, slices: Sequence[Tensor], block: Tensor) -> None:
+        """Slices [P, C], beside each other, into block [P, D] on the device: a few at once, so that
+        copies that cross a link have one piece of memory on either side."""
+        self._move(_turned(slices, block, into=True), into=True)
+
+    def split(self, block: Tensor, slices: Sequence[Tensor]) -> None:
+        """The other way."""
+        self._move(_turned(slices, block, into=False), into=False)
+
+    def _move(self, pieces: Iterable[_Piece], *, into: bool) -> None:
+        if self._device.type == "cuda":
+            with self._lock:
+                if into not in self._rings:
+                    self._rings[into] = _Ring(self._device)
+                self._rings[into].move(pieces, into)
+            return
+        for piece in pieces:
+            buffer = torch.empty(piece.shape, dtype=piece.dtype, device=self._device)
+            for act in (piece.cross, piece.turn) if into else (piece.turn, piece.cross):
+                act(buffer)
+
+
+class _Ring:
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._kernels = torch.cuda.Stream(device, priority=FIRST)
+        self._buffers = [
+            torch.empty(_PIECE_BYTES, dtype=torch.uint8, device=device) for _ in range(_TURNS)
+        ]
+        self._crossed, self._turned = ([torch.cuda.Event() for _ in range(_TURNS)] for _ in "ab")
+        self._next = 0
+
+    def move(self, pieces: Iterable[_Piece], into: bool) -> None:
+        link, kernels = torch.cuda.current_stream(self._device), self._kernels
+        kernels.wait_stream(link)
+        for buffer in self._buffers:  # which may be let go of before the device is done
+            buffer.record_stream(link)
+            buffer.record_stream(kernels)
+        for piece in pieces:
+            turn = self._next = (self._next + 1) % _TURNS
+            count = piece.dtype.itemsize * torch.Size(piece.shape).numel()
+            assert count <= _PIECE_BYTES, piece.shape
+            buffer = self._buffers[turn][:count].view(piece.dtype).view(piece.shape)
+            crossed, turned = self._crossed[turn], self._turned[turn]
+            if into:
+                turned.wait(link)
+                piece.cross(buffer)
+                crossed.record(link)
+            crossed.wait(kernels)
+            with torch.cuda.stream(kernels):
+                piece.turn(buffer)
+                turned.record(kernels)
+            if not into:
+                turned.wait(link)
+                piece.cross(buffer)
+                crossed.record(link)
+        link.wait_stream(kernels)
+
+
+def _brought(
+    stored: Tensor, rows: Tensor, decode: Callable[[Tensor], Tensor] | None
+) -> Iterator[_Piece]:
+    for first, last in pieces(len(rows), max(map(row_bytes, (stored, rows)))):
+        some, out = stored[first:last], rows[first:last]
+        yield _Piece(
+            tuple(some.shape),
+            stored.dtype,
+            lambda passing, some=some: passing.copy_(some, non_blocking=True),
+            lambda passing, out=out: out.copy_(passing if decode is None else decode(passing)),
+        )
+
+
+def _sent(rows: Tensor, stored: Tensor) -> Iterator[_Piece]:
+    for first, last in pieces(len(rows), row_bytes(stored)):
+        some, out = rows[first:last], stored[first:last]
+        yield _Piece(
+            tuple(some.shape),
+            stored.dtype,
+            lambda passing, out=out: out.copy_(passing, non_blocking=True),
+            lambda passing, some=some: passing.copy_(some),
+        )
+
+
+def _turned(slices: Sequence[Tensor], block: Tensor, *, into: bool) -> Iterator[_Piece]:
+    first = 0
+    for width, group in groupby(slices, key=lambda one: one.shape[1]):
+        alike = list(group)
+        for start in range(0, len(alike), _TOGETHER):
+            some = alike[start : start + _TOGETHER]
+            columns = block[:, first : first + len(some) * width]
+            first += len(some) * width
+            for low, high in pieces(len(block), len(some) * row_bytes(some[0])):
+                yield _turn([one[low:high] for one in some], columns[low:high], into=into)
+
+
+def _turn(slices: list[Tensor], columns: Tensor, *, into: bool) -> _Piece:
+    """Of rows of a few slices, that together are columns of a block."""
+    shape, dtype = (len(slices), *slices[0].shape), slices[0].dtype
+    if into:
+        return _Piece(
+            shape,
+            dtype,
+            lambda passing: _copy_all(passing.unbind(0), slices),
+            lambda passing: join(passing, columns),
+        )
+    return _Piece(
+        shape,
+        dtype,
+        lambda passing: _copy_all(slices, passing.unbind(0)),
+        lambda passing: split(columns, passing),
+    )
+
+
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    copy: Any = getattr(torch, "_foreach_copy_")  # noqa: B009 - private, and the one call for many
+    copy(targets, sources, non_blocking=True)
+
+
+def pieces(num_rows: int, num_bytes: int, *, whole: bool = False) -> Iterator[tuple[int, int]]:
+    """Rows, of so many bytes each, in pieces of which what is made on the way takes little; or all
+    at once."""
+    step = max(1, num_rows if whole else _PIECE_BYTES // max(1, num_bytes))
+    for first in range(0, num_rows, step):
+        yield first, min(first + step, num_rows)
+
+
+def row_bytes(rows: Tensor) -> int:
+    return rows.shape[1:].numel() * rows.element_size()
