@@ -68,6 +68,11 @@ def moved(block: Block, device: torch.device, *, out: bool = True) -> Block:
     return _copied(block, partial(_on, device), out=out)
 
 
+def twin(block: Block) -> Block:
+    """The same in-edges and tasks, with nothing of what is kept beside them when it is used."""
+    return _copied(block, dict, out=False)
+
+
 def add_out_edges(there: Block, block: Block) -> None:
     """Bring the out-edges of ``block`` to where its in-edges are already, if they are not there."""
     for target, edges in zip(_all_edges(there), _all_edges(block), strict=True):

@@ -20,7 +20,7 @@ from tiergnn.memory.pinning import Pins, page_bytes
 from tiergnn.memory.scratch import Scratch
 from tiergnn.memory.store import Damaged
 from tiergnn.models.stages import Program
-from tiergnn.runtime.brought import moved, pinned, sort_edges
+from tiergnn.runtime.brought import moved, pinned, sort_edges, twin
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.parts import Parts
 from tiergnn.runtime.rows import Rows
@@ -147,7 +147,8 @@ class Given:
     def _make(self, name: str, columns: slice) -> Tensor:
         """Some columns [V, C] of a prepared input, on the device."""
         if self._whole is None:
-            self._whole = moved(self._parts.block(-1), self._device, out=False)
+            # Degrees, and what is made of them, go when rows are made.
+            self._whole = twin(moved(self._parts.block(-1), self._device, out=False))
         program, given = self._prepared[name], {}
         for need in program.needs:
             if need == "x":

@@ -22,7 +22,7 @@ from tiergnn.kernels.columns import join, split
 FIRST = -1  # the priority of streams that keep a link busy
 _PIECE_BYTES = 2**24  # of a buffer: see capacities.ASIDE_BYTES
 _TURNS = 2
-_TOGETHER = 4  # slices that pass through one buffer
+_SEGMENT_BYTES = 64  # at least, of a row that is written by slices
 
 
 class _Piece(NamedTuple):
@@ -58,16 +58,16 @@ class Staging:
         self._move(_sent(rows, stored), into=False)
 
     def join(self, slices: Sequence[Tensor], block: Tensor) -> None:
-        """Slices [P, C], beside each other, into block [P, D] on the device: a few at once, so that
-        copies that cross a link have one piece of memory on either side."""
-        self._move(_turned(slices, block, into=True), into=True)
+        """Slices [P, C], beside each other, into block [P, D] on the device. Copies that cross a
+        link have one piece of memory on either side; narrow slices go a few at once."""
+        self._move(_turned(slices, block, into=True), into=True, crosses=_crosses(slices))
 
     def split(self, block: Tensor, slices: Sequence[Tensor]) -> None:
         """The other way."""
-        self._move(_turned(slices, block, into=False), into=False)
+        self._move(_turned(slices, block, into=False), into=False, crosses=_crosses(slices))
 
-    def _move(self, pieces: Iterable[_Piece], *, into: bool) -> None:
-        if self._device.type == "cuda":
+    def _move(self, pieces: Iterable[_Piece], *, into: bool, crosses: bool = True) -> None:
+        if self._device.type == "cuda" and crosses:
             with self._lock:
                 if into not in self._rings:
                     self._rings[into] = _Ring(self._device)
@@ -116,6 +116,12 @@ class _Ring:
         link.wait_stream(kernels)
 
 
+def _crosses(slices: Sequence[Tensor]) -> bool:
+    """Whether a link is to be kept busy: what is on the device already has no need to take turns
+    with what is not."""
+    return not all(one.is_cuda for one in slices)
+
+
 def _brought(
     stored: Tensor, rows: Tensor, decode: Callable[[Tensor], Tensor] | None
 ) -> Iterator[_Piece]:
@@ -144,8 +150,9 @@ def _turned(slices: Sequence[Tensor], block: Tensor, *, into: bool) -> Iterator[
     first = 0
     for width, group in groupby(slices, key=lambda one: one.shape[1]):
         alike = list(group)
-        for start in range(0, len(alike), _TOGETHER):
-            some = alike[start : start + _TOGETHER]
+        together = -(-_SEGMENT_BYTES // max(1, width * block.element_size()))
+        for start in range(0, len(alike), together):
+            some = alike[start : start + together]
             columns = block[:, first : first + len(some) * width]
             first += len(some) * width
             for low, high in pieces(len(block), len(some) * row_bytes(some[0])):
