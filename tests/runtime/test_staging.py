@@ -5,17 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tiergnn.runtime import staging as module
 from tiergnn.runtime.staging import Staging
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Pieces of a few rows, so that buffers are taken in turns."""
-    monkeypatch.setattr(module, "_PIECE_BYTES", 1024)
+SMALL = 1024  # bytes of a piece: a few rows, so that buffers are taken in turns
 
 
 def pinned(rows: torch.Tensor, device: str) -> torch.Tensor:
@@ -28,7 +24,6 @@ def keep_busy(device: str) -> None:
         torch.cuda._sleep(20_000_000)
 
 
-@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_slices_of_unequal_widths_and_a_block_of_rows(device, dtype):
@@ -36,7 +31,7 @@ def test_slices_of_unequal_widths_and_a_block_of_rows(device, dtype):
     values = torch.randn(370, sum(widths))
     homes = [pinned(torch.zeros(1000, width, dtype=dtype), device) for width in widths]
     rows = [home[200:570] for home in homes]
-    staging, lane = Staging(torch.device(device)), _lane(device)
+    staging, lane = Staging(torch.device(device), SMALL), _lane(device)
     block = torch.zeros(values.shape, device=device)
     with lane:
         keep_busy(device)
@@ -58,12 +53,11 @@ def test_slices_of_unequal_widths_and_a_block_of_rows(device, dtype):
     assert not found[:, -1].any()
 
 
-@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_are_cast_or_decoded_on_the_device(device, dtype):
     stored = pinned(torch.randn(500, 3, 4).to(dtype), device)
-    staging, lane = Staging(torch.device(device)), _lane(device)
+    staging, lane = Staging(torch.device(device), SMALL), _lane(device)
     rows, doubled = (torch.zeros(stored.shape, device=device) for _ in range(2))
     away = pinned(torch.zeros(stored.shape, dtype=dtype), device)
     _settle(device)

@@ -142,7 +142,7 @@ def test_a_stream_waits_for_a_place_where_the_host_need_not():
     with torch.cuda.stream(busy):
         torch.cuda._sleep(2**30)
         room += 1
-        pending.vacate("place")
+        pending.vacate("place", busy)
     with torch.cuda.stream(other):
         pending.await_vacant("place", by_host=False)
         assert not busy.query()  # nobody waited here

@@ -230,11 +230,11 @@ class Buffers:
         """What a GPU is done with when the current stream has come so far: who releases comes
         after all who use."""
         assert self._pending is not None
+        stream = torch.cuda.current_stream(self.device)
         if buffer.tier == "host":
-            self._pending.vacate(buffer.name)
+            self._pending.vacate(buffer.name, stream)
         elif buffer.tier == "device":
-            self._pending.leave(buffer.num_bytes)
-            stream = torch.cuda.current_stream(self.device)
+            self._pending.leave(buffer.num_bytes, stream)
             if isinstance(value, Tensor) and value.device.type == "cuda":
                 value.record_stream(stream)
             elif isinstance(value, Block):

@@ -21,10 +21,10 @@ class Pending:
         self._bytes = 0
         self._places: dict[str, torch.cuda.Event] = {}
 
-    def leave(self, num_bytes: int) -> None:
-        """Bytes of the device that are free when the current stream has come so far."""
+    def leave(self, num_bytes: int, stream: torch.cuda.Stream) -> None:
+        """Bytes of the device that are free when a stream has come so far."""
         with self._lock:
-            self._leaving.append((_now(), num_bytes))
+            self._leaving.append((_now(stream), num_bytes))
             self._bytes += num_bytes
 
     def make_room(self, spare_bytes: int) -> None:
@@ -38,9 +38,9 @@ class Pending:
                 oldest = self._leaving[0][0]
             oldest.synchronize()
 
-    def vacate(self, name: str) -> None:
+    def vacate(self, name: str, stream: torch.cuda.Stream) -> None:
         """A place in host memory, likewise."""
-        self._places[name] = _now()
+        self._places[name] = _now(stream)
 
     def await_vacant(self, name: str, *, by_host: bool) -> None:
         """Have the current stream wait until it is; and the caller, who works on it himself, where
@@ -58,7 +58,7 @@ class Pending:
             self._bytes = 0
 
 
-def _now() -> torch.cuda.Event:
+def _now(stream: torch.cuda.Stream) -> torch.cuda.Event:
     event = torch.cuda.Event()
-    event.record()
+    event.record(stream)
     return event

@@ -33,6 +33,7 @@ from tiergnn.models.trace import trace_both
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.known import EVALUATIONS, KNOBS, PREPARING, STRATEGIES
+from tiergnn.planner.strategies.sliced import PASSES
 from tiergnn.runtime.again import until_sound
 from tiergnn.runtime.asked import Asked
 from tiergnn.runtime.buffers import Buffers
@@ -45,7 +46,7 @@ from tiergnn.runtime.parts import Parts
 from tiergnn.runtime.rows import Rows, bad_value, first_not_finite
 from tiergnn.runtime.slices import Slices
 from tiergnn.runtime.staged_walk import StagedWalk, buffers_put_back, peaks_of
-from tiergnn.runtime.staging import Staging
+from tiergnn.runtime.staging import PIECE_BYTES, Staging
 from tiergnn.runtime.transfers import Transfers
 from tiergnn.runtime.visits import Share, Visits
 from tiergnn.runtime.whole import Whole
@@ -146,7 +147,11 @@ class Staged:
                 else plan.machine.tier("disk").available_bytes,
             )
             weakref.finalize(self, self._scratch.close)  # of a run that failed, or was forgotten
-        self._memory, self._staging = HostMemory(self.device), Staging(self.device)
+        self._memory = HostMemory(self.device)
+        passing = self.schedule.buffer_of.get("passing")
+        self._staging = Staging(
+            self.device, PIECE_BYTES if passing is None else passing.num_bytes // PASSES
+        )
         made = {p.name: p.program for p in self.programs[True].prepared}
         self._given = Given(
             self._x, self._edges, self.parts, self.device, self._scratch, made, self._storage,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -125,6 +125,7 @@ class StagedWalk:
         self._streams = {
             lane: torch.cuda.Stream(buffers.device, priority=FIRST) for lane in sorted(streams)
         }
+        self._main: torch.cuda.Stream | None = None  # of the caller, for the compute lane
         self.stopped: Callable[[], bool] = lambda: False  # asked before every action
         self._spans: list[Span] = []
         self._ends: dict[int, torch.cuda.Event] = {}
@@ -140,12 +141,17 @@ class StagedWalk:
         self._spans, self._ends, self._starts = [], {}, {}
         self._visits.begin(key, share)
         self._buffers.begin()
-        if self._buffers.device.type == "cuda":
-            self._begun = _event()
+        device = self._buffers.device
+        if device.type == "cuda":
+            self._main = torch.cuda.current_stream(device)
+            self._begun = _event(self._main)
             self._begun.synchronize()
         begun = time.perf_counter()
         try:
-            with Lanes(self._lanes, on_error=self._fail) as lanes:
+            with (
+                torch.cuda.stream(self._main),
+                Lanes(self._lanes, on_error=self._fail) as lanes,
+            ):
                 self._walk(lanes, begun)
                 lanes.drain()
             return self._visits.loss()
@@ -214,16 +220,21 @@ class StagedWalk:
             if action.lane in _HOST_LANES:
                 end.synchronize()
             else:
-                end.wait(stream)
+                end.wait(stream or self._main)
 
     def _queue(self, action: Action, stream: torch.cuda.Stream | None) -> int:
         """Do an action, or queue it on its lane's stream; gives the bytes that it moves."""
-        if self._buffers.device.type != "cuda":
+        if self._main is None:
             return self._does[action.op](action) or 0
-        with nullcontext() if stream is None else torch.cuda.stream(stream):
-            self._starts[action.index] = _event()
+        mine = stream or self._main
+        # To look up, each time, which stream is the current one takes the host longest.
+        torch.cuda.set_stream(mine)
+        try:
+            self._starts[action.index] = _event(mine)
             moved = self._does[action.op](action) or 0
-            self._ends[action.index] = _event()
+            self._ends[action.index] = _event(mine)
+        finally:
+            torch.cuda.set_stream(self._main)
         return moved
 
     def timeline(self) -> Timeline | None:
@@ -274,10 +285,10 @@ class StagedWalk:
         move()
 
 
-def _event() -> torch.cuda.Event:
-    """Recorded on the current stream."""
+def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Recorded there."""
     event = torch.cuda.Event(enable_timing=True)
-    event.record()
+    event.record(stream)
     return event
 
 

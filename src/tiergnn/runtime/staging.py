@@ -20,7 +20,7 @@ from torch import Tensor
 from tiergnn.kernels.columns import join, split
 
 FIRST = -1  # the priority of streams that keep a link busy
-_PIECE_BYTES = 2**24  # of a buffer: see capacities.ASIDE_BYTES
+PIECE_BYTES = 2**24  # of a buffer, where plans say nothing: see capacities.ASIDE_BYTES
 _TURNS = 2
 _SEGMENT_BYTES = 64  # at least, of a row that is written by slices
 
@@ -41,8 +41,8 @@ class Staging:
     What is queued on the current stream later comes after what these methods queue.
     """
 
-    def __init__(self, device: torch.device):
-        self._device = device
+    def __init__(self, device: torch.device, piece_bytes: int = PIECE_BYTES):
+        self._device, self._piece_bytes = device, piece_bytes
         self._lock = threading.Lock()
         self._rings: dict[bool, _Ring] = {}
 
@@ -51,26 +51,28 @@ class Staging:
     ) -> None:
         """stored [P, ...] of host memory into rows [P, ...] of the device: cast there, or as
         ``decode`` makes them."""
-        self._move(_brought(stored, rows, decode), into=True)
+        self._move(self._brought(stored, rows, decode), into=True)
 
     def send(self, rows: Tensor, stored: Tensor) -> None:
         """The other way: cast on the device, so that stored bytes alone cross the link."""
-        self._move(_sent(rows, stored), into=False)
+        self._move(self._sent(rows, stored), into=False)
 
     def join(self, slices: Sequence[Tensor], block: Tensor) -> None:
         """Slices [P, C], beside each other, into block [P, D] on the device. Copies that cross a
         link have one piece of memory on either side; narrow slices go a few at once."""
-        self._move(_turned(slices, block, into=True), into=True, crosses=_crosses(slices))
+        pieces = self._turned(slices, block, into=True)
+        self._move(pieces, into=True, crosses=_crosses(slices))
 
     def split(self, block: Tensor, slices: Sequence[Tensor]) -> None:
         """The other way."""
-        self._move(_turned(slices, block, into=False), into=False, crosses=_crosses(slices))
+        pieces = self._turned(slices, block, into=False)
+        self._move(pieces, into=False, crosses=_crosses(slices))
 
     def _move(self, pieces: Iterable[_Piece], *, into: bool, crosses: bool = True) -> None:
         if self._device.type == "cuda" and crosses:
             with self._lock:
                 if into not in self._rings:
-                    self._rings[into] = _Ring(self._device)
+                    self._rings[into] = _Ring(self._device, self._piece_bytes)
                 self._rings[into].move(pieces, into)
             return
         for piece in pieces:
@@ -78,13 +80,56 @@ class Staging:
             for act in (piece.cross, piece.turn) if into else (piece.turn, piece.cross):
                 act(buffer)
 
+    def pieces(
+        self, num_rows: int, num_bytes: int, *, whole: bool = False
+    ) -> Iterator[tuple[int, int]]:
+        """Rows, of so many bytes each, in pieces of which what is made on the way takes little; or
+        all at once."""
+        step = max(1, num_rows if whole else self._piece_bytes // max(1, num_bytes))
+        for first in range(0, num_rows, step):
+            yield first, min(first + step, num_rows)
+
+    def _brought(
+        self, stored: Tensor, rows: Tensor, decode: Callable[[Tensor], Tensor] | None
+    ) -> Iterator[_Piece]:
+        for first, last in self.pieces(len(rows), max(map(row_bytes, (stored, rows)))):
+            some, out = stored[first:last], rows[first:last]
+            yield _Piece(
+                tuple(some.shape),
+                stored.dtype,
+                lambda passing, some=some: passing.copy_(some, non_blocking=True),
+                lambda passing, out=out: out.copy_(passing if decode is None else decode(passing)),
+            )
+
+    def _sent(self, rows: Tensor, stored: Tensor) -> Iterator[_Piece]:
+        for first, last in self.pieces(len(rows), row_bytes(stored)):
+            some, out = rows[first:last], stored[first:last]
+            yield _Piece(
+                tuple(some.shape),
+                stored.dtype,
+                lambda passing, out=out: out.copy_(passing, non_blocking=True),
+                lambda passing, some=some: passing.copy_(some),
+            )
+
+    def _turned(self, slices: Sequence[Tensor], block: Tensor, *, into: bool) -> Iterator[_Piece]:
+        first = 0
+        for width, group in groupby(slices, key=lambda one: one.shape[1]):
+            alike = list(group)
+            together = -(-_SEGMENT_BYTES // max(1, width * block.element_size()))
+            for start in range(0, len(alike), together):
+                some = alike[start : start + together]
+                columns = block[:, first : first + len(some) * width]
+                first += len(some) * width
+                for low, high in self.pieces(len(block), len(some) * row_bytes(some[0])):
+                    yield _turn([one[low:high] for one in some], columns[low:high], into=into)
+
 
 class _Ring:
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, num_bytes: int):
         self._device = device
         self._kernels = torch.cuda.Stream(device, priority=FIRST)
         self._buffers = [
-            torch.empty(_PIECE_BYTES, dtype=torch.uint8, device=device) for _ in range(_TURNS)
+            torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(_TURNS)
         ]
         self._crossed, self._turned = ([torch.cuda.Event() for _ in range(_TURNS)] for _ in "ab")
         self._next = 0
@@ -98,7 +143,6 @@ class _Ring:
         for piece in pieces:
             turn = self._next = (self._next + 1) % _TURNS
             count = piece.dtype.itemsize * torch.Size(piece.shape).numel()
-            assert count <= _PIECE_BYTES, piece.shape
             buffer = self._buffers[turn][:count].view(piece.dtype).view(piece.shape)
             crossed, turned = self._crossed[turn], self._turned[turn]
             if into:
@@ -106,9 +150,12 @@ class _Ring:
                 piece.cross(buffer)
                 crossed.record(link)
             crossed.wait(kernels)
-            with torch.cuda.stream(kernels):
+            torch.cuda.set_stream(kernels)
+            try:
                 piece.turn(buffer)
                 turned.record(kernels)
+            finally:
+                torch.cuda.set_stream(link)
             if not into:
                 turned.wait(link)
                 piece.cross(buffer)
@@ -120,43 +167,6 @@ def _crosses(slices: Sequence[Tensor]) -> bool:
     """Whether a link is to be kept busy: what is on the device already has no need to take turns
     with what is not."""
     return not all(one.is_cuda for one in slices)
-
-
-def _brought(
-    stored: Tensor, rows: Tensor, decode: Callable[[Tensor], Tensor] | None
-) -> Iterator[_Piece]:
-    for first, last in pieces(len(rows), max(map(row_bytes, (stored, rows)))):
-        some, out = stored[first:last], rows[first:last]
-        yield _Piece(
-            tuple(some.shape),
-            stored.dtype,
-            lambda passing, some=some: passing.copy_(some, non_blocking=True),
-            lambda passing, out=out: out.copy_(passing if decode is None else decode(passing)),
-        )
-
-
-def _sent(rows: Tensor, stored: Tensor) -> Iterator[_Piece]:
-    for first, last in pieces(len(rows), row_bytes(stored)):
-        some, out = rows[first:last], stored[first:last]
-        yield _Piece(
-            tuple(some.shape),
-            stored.dtype,
-            lambda passing, out=out: out.copy_(passing, non_blocking=True),
-            lambda passing, some=some: passing.copy_(some),
-        )
-
-
-def _turned(slices: Sequence[Tensor], block: Tensor, *, into: bool) -> Iterator[_Piece]:
-    first = 0
-    for width, group in groupby(slices, key=lambda one: one.shape[1]):
-        alike = list(group)
-        together = -(-_SEGMENT_BYTES // max(1, width * block.element_size()))
-        for start in range(0, len(alike), together):
-            some = alike[start : start + together]
-            columns = block[:, first : first + len(some) * width]
-            first += len(some) * width
-            for low, high in pieces(len(block), len(some) * row_bytes(some[0])):
-                yield _turn([one[low:high] for one in some], columns[low:high], into=into)
 
 
 def _turn(slices: list[Tensor], columns: Tensor, *, into: bool) -> _Piece:
@@ -180,14 +190,6 @@ def _turn(slices: list[Tensor], columns: Tensor, *, into: bool) -> _Piece:
 def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     copy: Any = getattr(torch, "_foreach_copy_")  # noqa: B009 - private, and the one call for many
     copy(targets, sources, non_blocking=True)
-
-
-def pieces(num_rows: int, num_bytes: int, *, whole: bool = False) -> Iterator[tuple[int, int]]:
-    """Rows, of so many bytes each, in pieces of which what is made on the way takes little; or all
-    at once."""
-    step = max(1, num_rows if whole else _PIECE_BYTES // max(1, num_bytes))
-    for first in range(0, num_rows, step):
-        yield first, min(first + step, num_rows)
 
 
 def row_bytes(rows: Tensor) -> int:

@@ -25,7 +25,7 @@ from tiergnn.runtime.asked import Asked
 from tiergnn.runtime.brought import add_out_edges, moved, topology_bytes
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.parts import Parts
-from tiergnn.runtime.staging import Staging, pieces, row_bytes
+from tiergnn.runtime.staging import Staging, row_bytes
 from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Action
 from tiergnn.schedule.contents import What
@@ -146,7 +146,7 @@ class Transfers:
         tables = tuple(self._buffers.get(name) for name in sources)
         at, shift = self._parts.halo_places(there.part)
         decode = self._decode.get(there.of)
-        for first, last in pieces(len(room), row_bytes(room), whole=decode is None):
+        for first, last in self._staging.pieces(len(room), row_bytes(room), whole=decode is None):
             places = RowPlaces(at[first:last].to(room.device, non_blocking=True), shift)
             if decode is None:
                 gather(RowTable(tables), places, out=room[first:last])
@@ -238,7 +238,7 @@ class Transfers:
         else:
             low, high, rows = self._parts.stays(there.part)
         decode = self._decode.get(here.of)
-        for first, last in pieces(high - low, row_bytes(value)):
+        for first, last in self._staging.pieces(high - low, row_bytes(value)):
             some = value.index_select(0, rows[first:last].to(value.device, non_blocking=True))
             into = room[low + first : low + last]
             if keeps:
@@ -257,7 +257,7 @@ class Transfers:
         if rows is None:
             self._send(value, room, target)
             return len(room) * row_bytes(room)
-        for first, last in pieces(len(room), row_bytes(value)):
+        for first, last in self._staging.pieces(len(room), row_bytes(value)):
             some = value.index_select(0, rows[first:last].to(value.device, non_blocking=True))
             encode(some, room[first:last], target)
         return len(room) * row_bytes(room)

@@ -153,7 +153,7 @@ def test_more_host_memory_means_less_disk():
         knobs = Knobs(parts=6, tier="disk", **({"slices": 4} if name == "sliced" else {}))
         moved = []
         for host in (3_500, 6_000, 12_000, 10**6):
-            there = small(60_000 if name == "grinnder" else 14_000, host)
+            there = small(60_000 if name == "grinnder" else 15_000, host)
             schedule = STRATEGIES[name](workload, case.shape, case.layout, there, knobs)
             timeline = simulate(schedule, there, Costs.of(there))
             on_disk = timeline.moved_bytes()
