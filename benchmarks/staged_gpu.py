@@ -171,10 +171,11 @@ def planned(asked: Choosing, strategy: str, budget_bytes: int) -> Plan:
     try:
         return best(within.trials([strategy]))
     except PlanError as error:
-        if error.short is None or error.short[0] != "device" or error.short[1] <= budget_bytes:
+        short = error.short
+        if short is None or short[0] != "device" or short[1] + ASIDE_BYTES <= budget_bytes:
             raise
-        print(f"  {strategy} needs {format_bytes(error.short[1])} of the device", flush=True)
-        return planned(asked, strategy, error.short[1] + 2**20)
+        print(f"  {strategy} needs {format_bytes(short[1])} of the device", flush=True)
+        return planned(asked, strategy, short[1] + ASIDE_BYTES + 2**20)
 
 
 def planned_bytes(staged: Staged) -> dict[str, int]:

@@ -57,6 +57,8 @@ def test_slices_of_unequal_widths_and_a_block_of_rows(device, dtype):
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_are_cast_or_decoded_on_the_device(device, dtype):
     stored = pinned(torch.randn(500, 3, 4).to(dtype), device)
+    sizes = [7, 0, 90, 1, 1, 300, 101]  # longer than a piece, and shorter
+    tiles = stored.split(sizes)
     staging, lane = Staging(torch.device(device), SMALL), _lane(device)
     rows, doubled = (torch.zeros(stored.shape, device=device) for _ in range(2))
     away = pinned(torch.zeros(stored.shape, dtype=dtype), device)
@@ -64,9 +66,9 @@ def test_rows_are_cast_or_decoded_on_the_device(device, dtype):
     with lane:
         for _ in range(3):  # buffers that are used again wait for who used them before
             keep_busy(device)
-            staging.bring(stored, rows)
-            staging.bring(stored, doubled, lambda some: some.float() * 2)
-            staging.send(rows, away)
+            staging.bring(tiles, rows)
+            staging.bring([stored], doubled, lambda some: some.float() * 2)
+            staging.send(rows, away.split(sizes))
         rows.zero_()
     _settle(device)
     torch.testing.assert_close(away, stored, rtol=0, atol=0)
@@ -77,8 +79,8 @@ def test_rows_are_cast_or_decoded_on_the_device(device, dtype):
 def test_no_rows_are_no_work(device):
     staging = Staging(torch.device(device))
     rows, stored = torch.zeros(0, 4, device=device), torch.zeros(0, 4, dtype=torch.bfloat16)
-    staging.bring(stored, rows)
-    staging.send(rows, stored)
+    staging.bring([stored], rows)
+    staging.send(rows, [stored])
     staging.join([stored, stored], torch.zeros(0, 8, device=device))
     staging.split(torch.zeros(0, 8, device=device), [stored, stored])
     assert rows.numel() == stored.numel() == 0

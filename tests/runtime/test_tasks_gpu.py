@@ -142,15 +142,15 @@ def test_a_stream_waits_for_a_place_where_the_host_need_not():
     with torch.cuda.stream(busy):
         torch.cuda._sleep(2**30)
         room += 1
-        pending.vacate("place", busy)
+        pending.vacate("place", busy.record_event())
     with torch.cuda.stream(other):
-        pending.await_vacant("place", by_host=False)
+        pending.await_vacant(["place"], by_host=False)
         assert not busy.query()  # nobody waited here
         found = room * 2
         done = torch.cuda.Event()
         done.record()
     assert not done.query()
-    pending.await_vacant("place", by_host=True)
+    pending.await_vacant(["place"], by_host=True)
     assert busy.query()
     other.synchronize()
     assert found.item() == 2

@@ -4,7 +4,8 @@ Lanes take their actions in order. What meets starts when all have come and ends
 action first takes the seconds that nothing can lengthen, then sends its bytes, link by link; on a
 wire with n transfers each goes at 1/n of the rate that it would have alone, and at ``duplex_frac``
 of that while the opposite wire is busy. Transfers on one wire keep their order of ending whatever
-joins or leaves, so its progress is one number, and an event costs a heap operation.
+joins or leaves, so its progress is one number, and an event costs a heap operation. Where one
+thread of the host queues all that a GPU does, nothing begins before it has come so far.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class _Clock:
         self.group: dict[int, tuple[int, ...]] = {}
         for group in meetings(schedule):
             self.group |= dict.fromkeys(group, group)
+        self.queued = self._queued()
         self.absent = {group[0]: len(group) for group in self.group.values()}
         self.running = dict(self.absent)
         self.uses: dict[int, list[LinkUse]] = {}
@@ -103,6 +105,14 @@ class _Clock:
             _ = self.schedule.order  # raises: names the circle
             raise AssertionError("actions in order that never ran")
 
+    def _queued(self) -> list[float]:
+        """When the host, which queues all that a device does, has come to each action."""
+        found, clock = [0.0] * len(self.schedule.actions), 0.0
+        for i, action in enumerate(self.schedule.actions):
+            clock += self.costs.queueing_s(action)
+            found[i] = clock
+        return found
+
     def _arrive(self, i: int, now: float) -> None:
         group = self.group.get(i)
         if group is None:
@@ -115,7 +125,7 @@ class _Clock:
 
     def _start(self, i: int, now: float) -> None:
         action = self.schedule.actions[i]
-        self.start[i] = now
+        now = self.start[i] = max(now, self.queued[i])
         if action.op == Op.RESERVE:
             self._hold(action, 1)
         fixed_s, uses = self.costs.parts(action) if action.work else (0.0, ())

@@ -186,6 +186,7 @@ class Buffers:
         """Count the bytes of buffers. Places in host memory that a GPU is still at are waited for
         by the current stream, and by the caller too where ``by_host``. Raises PlanError beyond a
         tier's budget."""
+        before = set[str]()
         for name in names:
             buffer = self._of[name]
             with self._lock:
@@ -205,10 +206,15 @@ class Buffers:
                 assert self._arena is not None
                 self._arena.reserve(name)
                 if self._pending is not None:
-                    for before in self._arena.waits_for(name):
-                        self._pending.await_vacant(before, by_host=by_host)
+                    before.update(self._arena.waits_for(name))
+        if before and self._pending is not None:
+            self._pending.await_vacant(before, by_host=by_host)
 
     def release(self, names: Iterable[str]) -> None:
+        stream = then = None
+        if self._pending is not None:
+            stream, then = torch.cuda.current_stream(self.device), torch.cuda.Event()
+            then.record(stream)
         for name in names:
             buffer = self._of[name]
             with self._lock:
@@ -216,8 +222,8 @@ class Buffers:
                 self._held[buffer.tier] -= buffer.num_bytes
             if isinstance(value, RowStore):
                 value.close()
-            if self._pending is not None:
-                self._leave(buffer, value)
+            if stream is not None and then is not None:
+                self._leave(buffer, value, stream, then)
             if self._in_arena(buffer):
                 assert self._arena is not None
                 self._arena.release(name)
@@ -226,15 +232,16 @@ class Buffers:
         mine = buffer.tier == "host" and not buffer.lasting and not self._shares(buffer.name)
         return mine and self._arena is not None
 
-    def _leave(self, buffer: Buffer, value: Any) -> None:
+    def _leave(
+        self, buffer: Buffer, value: Any, stream: torch.cuda.Stream, then: torch.cuda.Event
+    ) -> None:
         """What a GPU is done with when the current stream has come so far: who releases comes
         after all who use."""
         assert self._pending is not None
-        stream = torch.cuda.current_stream(self.device)
         if buffer.tier == "host":
-            self._pending.vacate(buffer.name, stream)
+            self._pending.vacate(buffer.name, then)
         elif buffer.tier == "device":
-            self._pending.leave(buffer.num_bytes, stream)
+            self._pending.leave(buffer.num_bytes, then)
             if isinstance(value, Tensor) and value.device.type == "cuda":
                 value.record_stream(stream)
             elif isinstance(value, Block):

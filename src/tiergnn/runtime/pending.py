@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 
 import torch
 
@@ -21,10 +22,10 @@ class Pending:
         self._bytes = 0
         self._places: dict[str, torch.cuda.Event] = {}
 
-    def leave(self, num_bytes: int, stream: torch.cuda.Stream) -> None:
-        """Bytes of the device that are free when a stream has come so far."""
+    def leave(self, num_bytes: int, then: torch.cuda.Event) -> None:
+        """Bytes of the device that are free when an event has come."""
         with self._lock:
-            self._leaving.append((_now(stream), num_bytes))
+            self._leaving.append((then, num_bytes))
             self._bytes += num_bytes
 
     def make_room(self, spare_bytes: int) -> None:
@@ -38,14 +39,14 @@ class Pending:
                 oldest = self._leaving[0][0]
             oldest.synchronize()
 
-    def vacate(self, name: str, stream: torch.cuda.Stream) -> None:
+    def vacate(self, name: str, then: torch.cuda.Event) -> None:
         """A place in host memory, likewise."""
-        self._places[name] = _now(stream)
+        self._places[name] = then
 
-    def await_vacant(self, name: str, *, by_host: bool) -> None:
-        """Have the current stream wait until it is; and the caller, who works on it himself, where
-        ``by_host``."""
-        if (event := self._places.get(name)) is not None:
+    def await_vacant(self, names: Iterable[str], *, by_host: bool) -> None:
+        """Have the current stream wait until all are; and the caller, who works on them himself,
+        where ``by_host``."""
+        for event in {self._places[name] for name in names if name in self._places}:
             event.wait()
             if by_host:
                 event.synchronize()
@@ -56,9 +57,3 @@ class Pending:
             self._leaving.clear()
             self._places.clear()
             self._bytes = 0
-
-
-def _now(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    event = torch.cuda.Event()
-    event.record(stream)
-    return event

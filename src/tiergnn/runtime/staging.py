@@ -47,29 +47,42 @@ class Staging:
         self._rings: dict[bool, _Ring] = {}
 
     def bring(
-        self, stored: Tensor, rows: Tensor, decode: Callable[[Tensor], Tensor] | None = None
+        self,
+        stored: Sequence[Tensor],
+        rows: Tensor,
+        decode: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """stored [P, ...] of host memory into rows [P, ...] of the device: cast there, or as
-        ``decode`` makes them."""
-        self._move(self._brought(stored, rows, decode), into=True)
+        """Tiles of host memory, of one dtype, which one after the other are rows [P, ...] of the
+        device: cast there, or as ``decode`` makes them."""
+        if decode is None and (rows.dtype == stored[0].dtype or not rows.is_cuda):
+            _copy_all(_split(rows, stored), stored)
+        else:
+            self._move(self._brought(stored, rows, decode), into=True)
 
-    def send(self, rows: Tensor, stored: Tensor) -> None:
+    def send(self, rows: Tensor, stored: Sequence[Tensor]) -> None:
         """The other way: cast on the device, so that stored bytes alone cross the link."""
-        self._move(self._sent(rows, stored), into=False)
+        if rows.dtype == stored[0].dtype or not rows.is_cuda:
+            _copy_all(stored, _split(rows, stored))
+        else:
+            self._move(self._sent(rows, stored), into=False)
 
     def join(self, slices: Sequence[Tensor], block: Tensor) -> None:
         """Slices [P, C], beside each other, into block [P, D] on the device. Copies that cross a
-        link have one piece of memory on either side; narrow slices go a few at once."""
-        pieces = self._turned(slices, block, into=True)
-        self._move(pieces, into=True, crosses=_crosses(slices))
+        link have one piece of memory on either side."""
+        if all(one.is_cuda for one in slices):
+            _copy_all(_columns(block, slices), slices)
+        else:
+            self._move(self._turned(slices, block, into=True), into=True)
 
     def split(self, block: Tensor, slices: Sequence[Tensor]) -> None:
         """The other way."""
-        pieces = self._turned(slices, block, into=False)
-        self._move(pieces, into=False, crosses=_crosses(slices))
+        if all(one.is_cuda for one in slices):
+            _copy_all(slices, _columns(block, slices))
+        else:
+            self._move(self._turned(slices, block, into=False), into=False)
 
-    def _move(self, pieces: Iterable[_Piece], *, into: bool, crosses: bool = True) -> None:
-        if self._device.type == "cuda" and crosses:
+    def _move(self, pieces: Iterable[_Piece], *, into: bool) -> None:
+        if self._device.type == "cuda":
             with self._lock:
                 if into not in self._rings:
                     self._rings[into] = _Ring(self._device, self._piece_bytes)
@@ -90,32 +103,57 @@ class Staging:
             yield first, min(first + step, num_rows)
 
     def _brought(
-        self, stored: Tensor, rows: Tensor, decode: Callable[[Tensor], Tensor] | None
+        self,
+        stored: Sequence[Tensor],
+        rows: Tensor,
+        decode: Callable[[Tensor], Tensor] | None,
     ) -> Iterator[_Piece]:
-        for first, last in self.pieces(len(rows), max(map(row_bytes, (stored, rows)))):
-            some, out = stored[first:last], rows[first:last]
+        most = max(row_bytes(stored[0]), row_bytes(rows))
+        for first, last, tiles in self._together(stored, most):
+            out = rows[first:last]
             yield _Piece(
-                tuple(some.shape),
-                stored.dtype,
-                lambda passing, some=some: passing.copy_(some, non_blocking=True),
+                (last - first, *stored[0].shape[1:]),
+                stored[0].dtype,
+                lambda passing, tiles=tiles: _copy_all(_split(passing, tiles), tiles),
                 lambda passing, out=out: out.copy_(passing if decode is None else decode(passing)),
             )
 
-    def _sent(self, rows: Tensor, stored: Tensor) -> Iterator[_Piece]:
-        for first, last in self.pieces(len(rows), row_bytes(stored)):
-            some, out = rows[first:last], stored[first:last]
+    def _sent(self, rows: Tensor, stored: Sequence[Tensor]) -> Iterator[_Piece]:
+        for first, last, tiles in self._together(stored, row_bytes(stored[0])):
+            some = rows[first:last]
             yield _Piece(
                 tuple(some.shape),
-                stored.dtype,
-                lambda passing, out=out: out.copy_(passing, non_blocking=True),
+                tiles[0].dtype,
+                lambda passing, tiles=tiles: _copy_all(tiles, _split(passing, tiles)),
                 lambda passing, some=some: passing.copy_(some),
             )
+
+    def _together(
+        self, tiles: Sequence[Tensor], num_bytes: int
+    ) -> Iterator[tuple[int, int, list[Tensor]]]:
+        """Which rows go in a piece, and what of tiles these are; ``num_bytes`` a row."""
+        most = max(1, self._piece_bytes // max(1, num_bytes))
+        first = done = 0
+        some: list[Tensor] = []
+        for tile in tiles:
+            for low in range(0, len(tile), most):
+                part = tile[low : low + most]
+                if done + len(part) - first > most:
+                    yield first, done, some
+                    first, some = done, []
+                some.append(part)
+                done += len(part)
+        if some:
+            yield first, done, some
 
     def _turned(self, slices: Sequence[Tensor], block: Tensor, *, into: bool) -> Iterator[_Piece]:
         first = 0
         for width, group in groupby(slices, key=lambda one: one.shape[1]):
             alike = list(group)
-            together = -(-_SEGMENT_BYTES // max(1, width * block.element_size()))
+            # Of short tiles many at once, of long ones as few as make whole lines of memory.
+            least = -(-_SEGMENT_BYTES // max(1, width * block.element_size()))
+            tile_bytes = max(1, len(block) * row_bytes(alike[0]))
+            together = max(least, self._piece_bytes // tile_bytes)
             for start in range(0, len(alike), together):
                 some = alike[start : start + together]
                 columns = block[:, first : first + len(some) * width]
@@ -163,10 +201,12 @@ class _Ring:
         link.wait_stream(kernels)
 
 
-def _crosses(slices: Sequence[Tensor]) -> bool:
-    """Whether a link is to be kept busy: what is on the device already has no need to take turns
-    with what is not."""
-    return not all(one.is_cuda for one in slices)
+def _split(rows: Tensor, tiles: Sequence[Tensor]) -> Sequence[Tensor]:
+    return rows.split([len(tile) for tile in tiles])
+
+
+def _columns(block: Tensor, slices: Sequence[Tensor]) -> Sequence[Tensor]:
+    return block.split([one.shape[1] for one in slices], dim=1)
 
 
 def _turn(slices: list[Tensor], columns: Tensor, *, into: bool) -> _Piece:

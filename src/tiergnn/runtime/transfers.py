@@ -62,9 +62,45 @@ class Transfers:
             else:
                 self._staging.split(block, slices)
             return sum(one.numel() * one.element_size() for one in slices if not one.is_cuda)
+        if (tiles := self._tiles_of(action)) is not None:
+            return self._copy_tiles(*tiles)
         return sum(
             self._copy(source, target) for target in action.writes for source in action.reads
         )
+
+    def _tiles_of(self, action: Action) -> tuple[list[str], str, bool] | None:
+        """Of tiles in host memory, of the rows of a block each, and a slice on a GPU of all rows:
+        the tiles in the order of rows, the slice, whether they go to it."""
+        if self._buffers.device.type != "cuda" or isinstance(self._parts, Parts):
+            return None
+        into = len(action.writes) == 1
+        many, (one, *more) = (
+            (action.reads, action.writes) if into else (action.writes, action.reads)
+        )
+        if more or self._buffers.tier(one) != "device":
+            return None
+        whole = self._buffers.holds(one)
+        tiles = [self._buffers.holds(name) for name in many]
+        alike = all(
+            tile.what in _OWN and tile.part >= 0 and tile.columns == whole.columns for tile in tiles
+        )
+        if whole.what not in _OWN or whole.part >= 0 or not alike:
+            return None
+        if any(self._buffers.tier(name) != "host" for name in many):
+            return None
+        order = sorted(range(len(many)), key=lambda i: tiles[i].part)
+        return [many[i] for i in order], one, into
+
+    def _copy_tiles(self, names: list[str], one: str, into: bool) -> int:
+        rows = cast(Tensor, self._buffers.room(one) if into else self._buffers.get(one))
+        home = self._buffers.get if into else self._buffers.room
+        rows = rows.flatten(1)
+        tiles = [cast(Tensor, home(name)).flatten(1) for name in names]
+        if into:
+            self._staging.bring(tiles, rows)
+        else:
+            self._staging.send(rows, tiles)
+        return sum(tile.numel() * tile.element_size() for tile in tiles)
 
     def zero(self, action: Action) -> None:
         """Gradients of parameters are not ours to clear: they add to what the caller left."""
@@ -207,12 +243,12 @@ class Transfers:
             convert(value, room)
         else:
             made = None if decode is None else lambda stored: decode(stored, columns)
-            self._staging.bring(value, room, made)
+            self._staging.bring([value], room, made)
 
     def _send(self, value: Tensor, room: Tensor, name: str) -> None:
         """Rows of the device into host memory."""
         if value.device.type == "cuda" and room.device.type == "cpu" and value.dtype != room.dtype:
-            self._staging.send(value, room)
+            self._staging.send(value, [room])
         else:
             encode(value, room, name)
 

@@ -344,6 +344,8 @@ class Slices:
         part: int,
         slice: int,
     ) -> None:
+        sources, targets = list(sources), list(targets)
+        tiles = max(len(sources), len(targets))
         self._writer.add(
             0,
             lane,
@@ -352,7 +354,9 @@ class Slices:
             slice=slice,
             reads=sources,
             writes=targets,
-            work=[Work(kind="move", amount=num_bytes, place=self._draft.link(link))],
+            work=[
+                Work(kind="move", amount=num_bytes, place=self._draft.link(link), launches=tiles)
+            ],
         )
 
 
