@@ -102,7 +102,7 @@ def test_every_preset_simulates(name):
 
 def test_a_resident_step_on_cuda_is_replayed_all_but_its_update():
     machine = preset("h200")
-    device = replace(machine.device, replayed_launch_s=1e-6)
+    device = replace(machine.device, replayed_launch_s=1e-6, queueing=None)
     machine = replace(machine, device=device)
     costs = Costs.of(machine)
     write = Writer("resident")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.schedule.legal import machine, move, random_legal, stream
 from tiergnn.errors import PlanError
-from tiergnn.hardware.machine import Curve, Link, Machine
+from tiergnn.hardware.machine import Curve, Link, Machine, Queueing
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.critical import critical_path
 from tiergnn.planner.simulate import simulate
@@ -59,6 +59,27 @@ def test_two_lanes_run_side_by_side():
     assert timeline.idle_s() == {(0, "compute"): 2, (0, "h2d"): 4, (0, "d2h"): 7}
     assert timeline.moved_bytes() == {"h2d": 5, "compute": 0, "d2h": 2}
     assert timeline.bottleneck == "compute"
+
+
+def test_nothing_begins_before_the_host_has_queued_it():
+    """Of steps that are walked action by action; what a lane is at does not wait for the host."""
+    on = machine(1)
+    queueing = Queueing(action_s=2, tile_s=1, stage_s=4)
+    on = replace(on, device=replace(on.device, queueing=queueing))
+    found = {}
+    for strategy in ("sliced", "resident"):
+        w = Writer(strategy)
+        tiles = [w.buffer(f"t{i}", 0, "host", "activations", 1) for i in range(3)]
+        slices = w.buffer("s", 0, "device", "activations", 3)
+        w.reserve(0, slices, *tiles)
+        w.add(0, H2D, Op.COPY, reads=tiles, writes=[slices], work=[move("h2d", 9)])
+        w.add(0, COMPUTE, Op.FORWARD, stage=0, work=[stream(3)])
+        w.add(0, COMPUTE, Op.FORWARD, stage=0, work=[stream(1)])
+        w.release(0, slices, *tiles)
+        found[strategy] = at(clocked(w.finish(), on))
+    # Queued at 2 (a reservation), 7 (a copy of three tiles), 13 and 19.
+    assert found["sliced"] == {0: (2, 2), 1: (7, 16), 2: (13, 16), 3: (19, 20), 4: (21, 21)}
+    assert found["resident"] == {0: (0, 0), 1: (0, 9), 2: (0, 3), 3: (3, 4), 4: (9, 9)}
 
 
 @pytest.mark.parametrize(("load", "work"), [(3, 5), (5, 3), (4, 4)])

@@ -27,7 +27,7 @@ from tiergnn.hardware.capacities import cuda_tier, disk_tier, free_host_bytes, h
 from tiergnn.hardware.clock import Clock
 from tiergnn.hardware.disk_blocks import measure_disk
 from tiergnn.hardware.effort import CPU, CUDA, Effort
-from tiergnn.hardware.machine import OF_HOST, Device, Link, Machine, Tier, in_order_s
+from tiergnn.hardware.machine import OF_HOST, QUEUEING, Device, Link, Machine, Tier, in_order_s
 from tiergnn.hardware.measure_compute import (
     measure_attention,
     measure_draws,
@@ -273,6 +273,7 @@ def _device(
         attends_per_s=attends,
         outer_flops=products.outer,
         rowwise_Bps=rowwise,
+        queueing=QUEUEING if clock.is_cuda else None,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tiergnn.errors import ConfigError, unknown
-from tiergnn.hardware.machine import Curve, Device, Link, Machine, Tier
+from tiergnn.hardware.machine import QUEUEING, Curve, Device, Link, Machine, Tier
 
 GB = 1e9  # rates are decimal, capacities binary
 GIB = 2**30
@@ -236,6 +236,7 @@ def _h200() -> Machine:
                 flops=_H200,
             ),
             stream_Bps=4165 * GB,  # measured: copies, reads and writes counted
+            queueing=QUEUEING,
         ),
         host=Tier(128 * GIB, _SYSTEM),  # measured, as is the disk
         disk=Tier(64 * GIB),

@@ -22,9 +22,7 @@ from tiergnn.schedule.schedule import Schedule
 FORMAT = "tiergnn-costs"
 VERSION = 1
 CLASSES = ("gather", "attend", "matmul", "stream", "draw", "fresh", "launch", *LINKS)
-# What the host takes to queue an action of one device: any, what works beside, and each tile of a
-# copy; measured on an H200's host.
-_ACTION_S, _WORKING_S, _TILE_S = 30e-6, 0.8e-3, 20e-6
+_STAGED = ("sliced", "grinnder", "hongtu")  # steps that one thread queues action by action
 _FRESH_FROM_BYTES = 32 * 2**20  # a smaller tensor gets memory that an earlier one gave back
 
 
@@ -78,16 +76,18 @@ class Costs:
         resident = schedule.strategy == "resident" and schedule.num_ranks == 1
         trains = any(action.op == Op.STEP for action in schedule.actions)
         replays = resident and trains and self.machine.device.replayed_launch_s is not None
-        queues = self.machine.device.kind == "cuda" and schedule.num_ranks == 1 and not replays
+        queues = self.machine.device.queueing is not None and schedule.strategy in _STAGED
         return replace(self, replays=replays, queues=queues)
 
     def queueing_s(self, action: Action) -> float:
         """Of the host, before the device can begin."""
-        if not self.queues:
+        queueing = self.machine.device.queueing
+        if not self.queues or queueing is None:
             return 0.0
         works = action.lane is Lane.COMPUTE and action.op is not Op.COPY and action.work
-        tiles = sum(work.launches for work in action.work if work.kind == "move")
-        return _ACTION_S + (_WORKING_S if works else 0.0) + tiles * _TILE_S
+        tiles = max(len(action.reads), len(action.writes)) if action.op is Op.COPY else 0
+        found = queueing.action_s + tiles * queueing.tile_s
+        return found + queueing.stage_s if works else found
 
     def factor(self, cost_class: str) -> float:
         return self.factors.get(cost_class, 1.0)

@@ -9,7 +9,7 @@ ends, and only what works on host memory waits for one. What an action does, oth
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -122,6 +122,7 @@ class StagedWalk:
                         hint="a schedule that tiergnn wrote",
                     )
         streams = lanes if cuda else set[str]()
+        self._after = _awaited(self._steps)
         self._streams = {
             lane: torch.cuda.Stream(buffers.device, priority=FIRST) for lane in sorted(streams)
         }
@@ -175,7 +176,7 @@ class StagedWalk:
             if action.lane in self._queued:
                 self._do(action, begun)
                 continue
-            waits = [tickets[i] for i in action.after if i in tickets]
+            waits = [tickets[i] for i in self._after[action.index] if i in tickets]
             if action.lane is not Lane.COMPUTE:
                 tickets[action.index] = lanes.submit(
                     str(action.lane),
@@ -216,7 +217,7 @@ class StagedWalk:
         """Have a lane's stream, or a lane that works on host memory, wait for what was queued."""
         if self._buffers.device.type != "cuda":
             return
-        for end in (self._ends[i] for i in action.after if i in self._ends):
+        for end in (self._ends[i] for i in self._after[action.index] if i in self._ends):
             if action.lane in _HOST_LANES:
                 end.synchronize()
             else:
@@ -283,6 +284,23 @@ class StagedWalk:
     def update(self, move: Callable[[], Any]) -> None:
         """The schedule's STEP: ``move()`` has the optimizer move the parameters."""
         move()
+
+
+def _awaited(steps: Sequence[Action]) -> dict[int, list[int]]:
+    """What each action has to wait for: of every other lane the last that it comes after, unless
+    its own lane waited for that before."""
+    lane_of = {action.index: str(action.lane) for action in steps}
+    seen: dict[tuple[str, str], int] = {}
+    found: dict[int, list[int]] = {}
+    for action in steps:
+        own, last = str(action.lane), dict[str, int]()
+        for i in action.after:
+            if i in lane_of and lane_of[i] != own:
+                last[lane_of[i]] = max(i, last.get(lane_of[i], -1))
+        new = {lane: i for lane, i in last.items() if i > seen.get((own, lane), -1)}
+        seen |= {(own, lane): i for lane, i in new.items()}
+        found[action.index] = sorted(new.values())
+    return found
 
 
 def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:

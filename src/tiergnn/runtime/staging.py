@@ -69,14 +69,14 @@ class Staging:
     def join(self, slices: Sequence[Tensor], block: Tensor) -> None:
         """Slices [P, C], beside each other, into block [P, D] on the device. Copies that cross a
         link have one piece of memory on either side."""
-        if all(one.is_cuda for one in slices):
+        if all(one.device == block.device for one in slices):
             _copy_all(_columns(block, slices), slices)
         else:
             self._move(self._turned(slices, block, into=True), into=True)
 
     def split(self, block: Tensor, slices: Sequence[Tensor]) -> None:
         """The other way."""
-        if all(one.is_cuda for one in slices):
+        if all(one.device == block.device for one in slices):
             _copy_all(slices, _columns(block, slices))
         else:
             self._move(self._turned(slices, block, into=False), into=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from tiergnn.runtime.brought import add_out_edges, moved, topology_bytes
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.parts import Parts
 from tiergnn.runtime.staging import Staging, row_bytes
+from tiergnn.runtime.tiles import Tiles, tiles_of, within
 from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.actions import Action
 from tiergnn.schedule.contents import What
@@ -50,57 +51,54 @@ class Transfers:
     ):
         self._buffers, self._parts, self._decode = buffers, parts, dict(decode)
         self._asked, self._staging = asked, staging or Staging(buffers.device)
+        self._tiles: dict[int, Tiles | None] = {}  # by the number of an action
 
     def copy(self, action: Action) -> int:
         """Gives the bytes that went over the link, as stored."""
         if self._in_place(action):
             return self._gather(action)
-        if (found := self._slices_of(action)) is not None:
-            slices, block, into = found
-            if into:
-                self._staging.join(slices, block)
-            else:
-                self._staging.split(block, slices)
-            return sum(one.numel() * one.element_size() for one in slices if not one.is_cuda)
         if (tiles := self._tiles_of(action)) is not None:
-            return self._copy_tiles(*tiles)
+            return self._copy_tiles(tiles)
         return sum(
             self._copy(source, target) for target in action.writes for source in action.reads
         )
 
-    def _tiles_of(self, action: Action) -> tuple[list[str], str, bool] | None:
-        """Of tiles in host memory, of the rows of a block each, and a slice on a GPU of all rows:
-        the tiles in the order of rows, the slice, whether they go to it."""
-        if self._buffers.device.type != "cuda" or isinstance(self._parts, Parts):
-            return None
-        into = len(action.writes) == 1
-        many, (one, *more) = (
-            (action.reads, action.writes) if into else (action.writes, action.reads)
-        )
-        if more or self._buffers.tier(one) != "device":
-            return None
-        whole = self._buffers.holds(one)
-        tiles = [self._buffers.holds(name) for name in many]
-        alike = all(
-            tile.what in _OWN and tile.part >= 0 and tile.columns == whole.columns for tile in tiles
-        )
-        if whole.what not in _OWN or whole.part >= 0 or not alike:
-            return None
-        if any(self._buffers.tier(name) != "host" for name in many):
-            return None
-        order = sorted(range(len(many)), key=lambda i: tiles[i].part)
-        return [many[i] for i in order], one, into
+    def _tiles_of(self, action: Action) -> Tiles | None:
+        """Found once for every action: thousands of them are queued in a step."""
+        if action.index not in self._tiles:
+            self._tiles[action.index] = (
+                tiles_of(action, self._buffers, self._place, self._decode)
+                if isinstance(self._parts, Whole)
+                else None
+            )
+        return self._tiles[action.index]
 
-    def _copy_tiles(self, names: list[str], one: str, into: bool) -> int:
-        rows = cast(Tensor, self._buffers.room(one) if into else self._buffers.get(one))
-        home = self._buffers.get if into else self._buffers.room
-        rows = rows.flatten(1)
-        tiles = [cast(Tensor, home(name)).flatten(1) for name in names]
-        if into:
-            self._staging.bring(tiles, rows)
+    def _copy_tiles(self, found: Tiles) -> int:
+        into, columns = found.into, found.columns
+        home, there = self._buffers.get, self._buffers.room
+        home, there = (home, there) if into else (there, home)
+        rows = _of_width(there(found.one), found.width)
+        tiles, moved = [], 0
+        for name, width, some in found.tiles:
+            tile = _of_width(home(name), width)
+            tiles.append(tile if some is None else tile[some])
+            if self._buffers.tier(name) == "host":
+                moved += tiles[-1].numel() * tile.element_size()
+        if not into and self._buffers.device.type == "cpu":
+            values = (
+                rows.split([len(tile) for tile in tiles])
+                if columns is None
+                else (rows[:, columns].split([tile.shape[1] for tile in tiles], dim=1))
+            )
+            for (name, *_), some, tile in zip(found.tiles, values, tiles, strict=True):
+                encode(some, tile, name)
+        elif columns is None:
+            self._staging.bring(tiles, rows) if into else self._staging.send(rows, tiles)
+        elif into:
+            self._staging.join(tiles, rows[:, columns])
         else:
-            self._staging.send(rows, tiles)
-        return sum(tile.numel() * tile.element_size() for tile in tiles)
+            self._staging.split(rows[:, columns], tiles)
+        return moved
 
     def zero(self, action: Action) -> None:
         """Gradients of parameters are not ours to clear: they add to what the caller left."""
@@ -127,31 +125,6 @@ class Transfers:
         if grad is not None:
             rows, values = (self._buffers.get(kinds[w]) for w in (What.ROWS, What.MOMENTS))
             self._buffers.get(target).add_(moments_grad(rows, values, grad))
-
-    def _slices_of(self, action: Action) -> tuple[list[Tensor], Tensor, bool] | None:
-        """Of slices and a block of rows on a GPU: the rows of each slice, the columns of the block
-        that these are, whether they go to it. None for any other copy."""
-        if self._buffers.device.type != "cuda" or isinstance(self._parts, Parts):
-            return None
-        into = len(action.reads) > 1
-        many, (one,) = (action.reads, action.writes) if into else (action.writes, action.reads)
-        block = self._buffers.holds(one)
-        tiers = {self._buffers.tier(name) for name in many}
-        if len(many) < 2 or block.part < 0 or block.columns or "disk" in tiers:
-            return None
-        if self._buffers.tier(one) != "device" or block.of in self._decode:
-            return None
-        rows, _ = self._place(one)
-        many = sorted(many, key=lambda name: self._place(name)[1].start)
-        places = [self._place(name)[1] for name in many]
-        room = self._buffers.room if into else self._buffers.get
-        table = _table(cast(Tensor, room(one)), self._place(one))
-        homes = self._buffers.get if into else self._buffers.room
-        slices = [
-            _table(cast(Tensor, homes(name)), place)[_within(rows, place[0])]
-            for name, place in ((name, self._place(name)) for name in many)
-        ]
-        return slices, table[:, places[0].start : places[-1].stop], into
 
     def _in_place(self, action: Action) -> bool:
         """Whether a kernel reads rows of others where they lie in host memory."""
@@ -305,7 +278,7 @@ class Transfers:
         room = self._buffers.room(target)  # of a part without rows, too
         if rows.start >= rows.stop or columns.start >= columns.stop:
             return 0
-        mine, its = ((_within(rows, p[0]), _within(columns, p[1])) for p in (here, there))
+        mine, its = ((within(rows, p[0]), within(columns, p[1])) for p in (here, there))
         value = self._buffers.get(source)
         if isinstance(room, RowStore):
             room.write(its[0], _table(value, here)[mine])
@@ -378,6 +351,10 @@ def _add_to(total: Tensor, rows: Tensor | None, values: Tensor) -> None:
         total[rows] = (total[rows].float() + values).to(total.dtype)
 
 
+def _of_width(rows: Any, width: int) -> Tensor:
+    return rows.view(len(rows), width)
+
+
 def _table(rows: Tensor, place: tuple[slice, slice]) -> Tensor:
     """Rows of any shape as a table of rows and columns."""
     return rows.view(*(some.stop - some.start for some in place))
@@ -385,10 +362,6 @@ def _table(rows: Tensor, place: tuple[slice, slice]) -> Tensor:
 
 def _common(one: slice, other: slice) -> slice:
     return slice(max(one.start, other.start), min(one.stop, other.stop))
-
-
-def _within(some: slice, whole: slice) -> slice:
-    return slice(some.start - whole.start, some.stop - whole.start)
 
 
 def _picked(value: Tensor, rows: Tensor, *, pin: bool) -> Tensor:
