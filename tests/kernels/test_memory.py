@@ -25,20 +25,30 @@ def pool():
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")
-@pytest.mark.parametrize("keeps", [True, False])
-def test_small_tensors_are_of_memory_that_is_there(keeps):
-    """Pages that are taken anew while tensors of half the size come and go.
+@pytest.mark.parametrize(
+    ("keeps", "size", "kept"),
+    [
+        ("", 0.5, False),
+        ("keep_small", 0.5, True),
+        ("keep_large", 0.5, True),
+        ("keep_small", 2, False),
+        ("keep_large", 2, True),
+        ("keep_large(); memory.no_large", 2, False),
+    ],
+)
+def test_tensors_are_of_memory_that_is_there(keeps, size, kept):
+    """Pages that are taken anew while tensors come and go, of half of what is large or twice that.
 
     What the allocator gives back by itself depends on what lies behind it: it is told to give back
     all of them.
     """
+    each = int(size * LARGE_BYTES)
     code = f"""
 import resource, torch
-from tiergnn.kernels.memory import LARGE_BYTES, keep_small
-if {keeps}:
-    keep_small()
+from tiergnn.kernels import memory
+{f"memory.{keeps}()" if keeps else ""}
 def step():
-    held = [torch.ones(LARGE_BYTES // 8) for _ in range(6)]
+    held = [torch.ones({each} // 4) for _ in range(6)]
 for _ in range(3):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -48,8 +58,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     given = os.environ | {"THP_MEM_ALLOC_ENABLE": "0", "MALLOC_MMAP_THRESHOLD_": "1048576"}
     done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, check=True)
-    pages = 3 * 6 * LARGE_BYTES // 2 // 4096
-    assert (int(done.stdout) < pages / 100) == keeps
+    pages = 3 * 6 * each // 4096
+    assert (int(done.stdout) < pages / 100) == kept
 
 
 def test_memory_is_used_again_once_its_last_tensor_is_gone(pool):

@@ -29,6 +29,7 @@ from tiergnn.hardware.disk_blocks import measure_disk
 from tiergnn.hardware.effort import CPU, CUDA, Effort
 from tiergnn.hardware.machine import OF_HOST, QUEUEING, Device, Link, Machine, Tier, in_order_s
 from tiergnn.hardware.measure_compute import (
+    keep_memory,
     measure_attention,
     measure_draws,
     measure_elementwise,
@@ -232,6 +233,7 @@ def _device(
     cache_bytes: int,
     pass_bytes: int,
 ) -> Device:
+    keep_memory(clock, keep=True)
     launch = measure_launch(clock)
     stream_Bps, elementwise = measure_stream(clock, effort), measure_elementwise(clock, effort)
     cached_Bps = max(rate for _, rate in elementwise.points)
@@ -252,6 +254,7 @@ def _device(
     # A CPU computes and then moves, as costs have it; CUDA does both at once.
     bytes_s = (lambda n: 0.0) if clock.is_cuda else (lambda n: n / elementwise.at(n))
     products = measure_matmul(clock, effort, bytes_s)
+    keep_memory(clock, keep=False)
     return Device(
         name=name,
         kind=clock.device.type,

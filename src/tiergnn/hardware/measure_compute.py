@@ -59,6 +59,16 @@ def measure_elementwise(clock: Clock, effort: Effort) -> Curve:
     return Curve(tuple((2.0 * size, 2 * size / taken[size]) for size in sorted(taken)))
 
 
+def keep_memory(clock: Clock, *, keep: bool) -> None:
+    """Have tensors use memory again, as in runs that have room."""
+    if clock.is_cuda:
+        return
+    if keep:
+        memory.keep_large()
+    else:
+        memory.no_large()
+
+
 def measure_rowwise(clock: Clock, effort: Effort, launch_s: float) -> Curve:
     """Likewise of one of our own kernels on rows, beyond the seconds of a launch."""
 
@@ -74,8 +84,6 @@ def measure_rowwise(clock: Clock, effort: Effort, launch_s: float) -> Curve:
 
         return call
 
-    if not clock.is_cuda:
-        memory.keep_small()  # as runs have it
     taken = clock.times({size: partial(case, size) for size in effort.tensor_bytes})
     beyond = {size: max(s - launch_s, s / 10) for size, s in taken.items()}
     return Curve(tuple((2.0 * size, 2 * size / beyond[size]) for size in sorted(beyond)))

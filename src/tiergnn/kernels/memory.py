@@ -5,7 +5,8 @@ outputs of hundreds of megabytes takes as long as the kernel that writes them. M
 comes back when its last tensor is gone and serves the next output of the same size. What is held,
 idle or not, never exceeds the most that was in use at once.
 
-Smaller tensors are the system's allocator's, which ``keep_small`` has keep what they gave back.
+Smaller tensors, and those that torch makes, are the system's allocator's, which ``keep_small`` and
+``keep_large`` have keep what they gave back.
 
 Legend: N rows, D columns.
 """
@@ -25,8 +26,8 @@ from torch import Tensor
 from tiergnn.threads import open_after_fork
 
 LARGE_BYTES = 32 * 2**20  # from here on the allocator gives a tensor pages of its own
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
-_NEVER = -1
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # parameters of glibc's mallopt
+_NEVER, _USUAL = -1, 65536
 
 
 class Pool:
@@ -112,6 +113,22 @@ def keep_small() -> None:
         ("mallopt", _MMAP_THRESHOLD, LARGE_BYTES),
         ("mallopt", _TRIM_THRESHOLD, _NEVER),
     )
+
+
+def keep_large() -> None:
+    """As ``keep_small``, and of tensors of any size, until ``no_large``.
+
+    Pages of their own are zeroed anew for each: at 4 GB a second, and below one where the memory is
+    a virtual machine's that lent it out again meanwhile. What stays free between tensors of
+    different sizes takes up to a quarter more than they do.
+    """
+    keep_small()
+    _tell_glibc(("mallopt", _MMAP_MAX, 0))
+
+
+def no_large() -> None:
+    """Larger tensors have pages of their own again, which go with them."""
+    _tell_glibc(("mallopt", _MMAP_MAX, _USUAL), ("malloc_trim", 0))
 
 
 def give_back() -> None:

@@ -24,13 +24,15 @@ from tiergnn.models.stages import Prepared
 from tiergnn.models.trace import Program, trace_both
 from tiergnn.planner.strategies import resident
 from tiergnn.runtime.capture import Capture
-from tiergnn.runtime.memory import PeakMeter, check_room, out_of_memory
+from tiergnn.runtime.memory import PeakMeter, available_bytes, check_room, out_of_memory
 from tiergnn.runtime.outline import counts_of, outline
 from tiergnn.runtime.rows import Rows, aligned, bad_value, first_not_finite
 from tiergnn.runtime.walk import Walk
+from tiergnn.schedule.check import peaks
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 
+_WITH_GAPS = 1.5  # of what a step holds: with what an allocator keeps between its tensors
 _log = logging.getLogger("tiergnn")
 
 
@@ -105,7 +107,18 @@ class Resident:
         self._capture = self._made_capture(budget_bytes) if capture else None
         self._evaluation = self._walk(False, resident.evaluation(works[False], shape))
         if self.device.type == "cpu":
+            self._keep_memory(step, budget_bytes)
+
+    def _keep_memory(self, step: Schedule, budget_bytes: int | None) -> None:
+        """Have the allocator keep what a step takes for the next one: all of it, where there is
+        room for gaps."""
+        most, _ = peaks(step).get((0, "device"), (0, {}))
+        room = available_bytes(self.device)
+        if _WITH_GAPS * most <= min(room, room if budget_bytes is None else budget_bytes):
+            memory.keep_large()
+        else:
             memory.keep_small()
+            memory.no_large()
 
     def _trace(self, prepare: bool) -> dict[bool, Program]:
         names = ["x", *self._edges, *([] if self._edge_attr is None else ["edge_attr"])]

@@ -24,6 +24,7 @@ from tiergnn.graph.csr import Graph
 from tiergnn.graph.hot import hot_mask
 from tiergnn.graph.partition import METHODS, Partition, partition
 from tiergnn.graph.shape import layout_of
+from tiergnn.kernels import memory
 from tiergnn.kernels.block import wrap
 from tiergnn.kernels.dropout import Key, step_key
 from tiergnn.memory.scratch import Scratch
@@ -102,6 +103,7 @@ class Staged:
             plan,
             graph,
         )
+        memory.no_large()  # that an earlier run kept: here what is held counts
         self.model = model.to(self.device, dtype)
         if parts is None:
             method = plan.layout.method if plan.layout.method in METHODS else "block"
