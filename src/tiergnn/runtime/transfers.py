@@ -84,14 +84,8 @@ class Transfers:
             tiles.append(tile if some is None else tile[some])
             if self._buffers.tier(name) == "host":
                 moved += tiles[-1].numel() * tile.element_size()
-        if not into and self._buffers.device.type == "cpu":
-            values = (
-                rows.split([len(tile) for tile in tiles])
-                if columns is None
-                else (rows[:, columns].split([tile.shape[1] for tile in tiles], dim=1))
-            )
-            for (name, *_), some, tile in zip(found.tiles, values, tiles, strict=True):
-                encode(some, tile, name)
+        if self._buffers.device.type == "cpu":
+            self._copy_here(rows, tiles, found)
         elif columns is None:
             self._staging.bring(tiles, rows) if into else self._staging.send(rows, tiles)
         elif into:
@@ -99,6 +93,19 @@ class Transfers:
         else:
             self._staging.split(rows[:, columns], tiles)
         return moved
+
+    def _copy_here(self, rows: Tensor, tiles: list[Tensor], found: Tiles) -> None:
+        """Between memory of the host and what a CPU computes in."""
+        beside = found.columns is not None
+        done = found.columns.start if found.columns is not None else 0
+        for (name, *_), tile in zip(found.tiles, tiles, strict=True):
+            last = done + tile.shape[beside]
+            some = rows[:, done:last] if beside else rows[done:last]
+            if found.into:
+                some.copy_(tile)
+            else:
+                encode(some, tile, name)
+            done = last
 
     def zero(self, action: Action) -> None:
         """Gradients of parameters are not ours to clear: they add to what the caller left."""
