@@ -81,8 +81,8 @@ class _Clock:
         self.absent = {group[0]: len(group) for group in self.group.values()}
         self.running = dict(self.absent)
         self.uses: dict[int, list[LinkUse]] = {}
-        # Lanes of a rank on a CPU compute and copy on its cores, each at its part of the rate.
-        self.on_cores = machine.device.kind == "cpu" and schedule.num_ranks > 1
+        # Lanes on a CPU compute and copy on its cores, each at its part of the rate.
+        self.on_cores = machine.device.kind == "cpu"
         self.wires = self._wires()
         self.events: list[tuple[float, int, int, _Wire | None]] = []
         self.versions = 0

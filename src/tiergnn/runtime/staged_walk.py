@@ -1,4 +1,5 @@
-"""The walk of a staged schedule: its compute lane in the caller's thread, every other in its own.
+"""The walk of a staged schedule: its compute lane in the caller's thread, every other in its own;
+or, where there are copies between host and device alone, all of them in the caller's.
 
 An action begins when those that it comes ``after``, and the earlier ones of its lane, are done. On
 a GPU every lane has a stream: actions are queued on it in the same order, events stand for their
@@ -105,8 +106,9 @@ class StagedWalk:
         own = [action for action in schedule.actions if action.rank == rank]
         lanes = {str(a.lane) for a in own} - {str(Lane.COMPUTE)}
         cuda = buffers.device.type == "cuda"
-        # What a GPU does is only queued: without work on host memory one thread queues it all.
-        self._queued = lanes if cuda and lanes <= _DEVICE_LANES else set[str]()
+        # What a GPU does is only queued: without work on host memory one thread queues it all. A
+        # CPU has all its cores copy, and then compute.
+        self._queued = lanes if lanes <= _DEVICE_LANES else set[str]()
         self._lanes = sorted(lanes - self._queued)
         self._steps = [action for action in own if action.op is not Op.STEP]
         for action in self._steps:
