@@ -10,6 +10,7 @@ from html import escape
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 16, 34, 40  # margins round the plot
 MAX_POINTS = 600  # more than the pixels across say nothing
+_LEAST = 1e-290  # below it, numbers run out of digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +197,12 @@ def _up(low: float, high: float) -> _Axis:
 
 
 def _apart(low: float, high: float) -> tuple[float, float]:
-    """Bounds that ticks of six digits can tell apart."""
+    """Bounds that ticks of six digits can tell apart, and floating point their parts."""
     size = max(abs(low), abs(high))
-    if high - low > 1e-5 * size:
+    if high - low > max(1e-5 * size, _LEAST):
         return low, high
-    return low - (0.1 * size or 0.5), high + (0.1 * size or 0.5)
+    beyond = 0.1 * size if size > _LEAST else 0.5
+    return low - beyond, high + beyond
 
 
 def _step(low: float, high: float) -> float:
