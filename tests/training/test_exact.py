@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -231,6 +232,25 @@ def test_the_peak_is_not_hidden_by_what_was_kept_of_earlier_runs():
         small = [torch.ones(5_000_000) for _ in range(5)]  # which the allocator keeps
         assert meter.read()["host"] > 90_000_000
         del small
+
+
+def test_nor_by_what_a_thread_keeps():
+    """glibc gives back a thread's memory by other ways than the main one's."""
+    found = []
+
+    def measure():
+        for _ in range(20):
+            meter = PeakMeter(torch.device("cpu"))
+            small = [torch.ones(5_000_000) for _ in range(5)]
+            found.append(meter.read()["host"])
+            del small
+
+    keep_small()
+    thread = threading.Thread(target=measure)
+    thread.start()
+    thread.join()
+    assert len(found) == 20
+    assert min(found) > 90_000_000
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from tiergnn.threads import open_after_fork
 LARGE_BYTES = 32 * 2**20  # from here on the allocator gives a tensor pages of its own
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # parameters of glibc's mallopt
 _NEVER, _USUAL = -1, 65536
+_KEEPS = threading.Event()  # set once the allocator was told to keep what is given back
 
 
 class Pool:
@@ -108,6 +109,7 @@ def keep_small() -> None:
     takes as long as a kernel does. What lies free now is given back first. For the whole process,
     and for good; without glibc nothing happens.
     """
+    _KEEPS.set()
     _tell_glibc(
         ("malloc_trim", 0),
         ("mallopt", _MMAP_THRESHOLD, LARGE_BYTES),
@@ -134,6 +136,13 @@ def no_large() -> None:
 def give_back() -> None:
     """Return to the system what lies idle of earlier work: in the pool and in the allocator."""
     POOL.release()
+    if _KEEPS.is_set():
+        # Of a thread's own memory glibc gives back the end alone when something is freed there.
+        _tell_glibc(("mallopt", _TRIM_THRESHOLD, 0))
+        for _ in range(2):
+            freed = torch.empty(2**18, dtype=torch.uint8)
+            del freed
+        _tell_glibc(("mallopt", _TRIM_THRESHOLD, _NEVER))
     _tell_glibc(("malloc_trim", 0))
 
 
