@@ -29,7 +29,6 @@ from tiergnn.hardware.disk_blocks import measure_disk
 from tiergnn.hardware.effort import CPU, CUDA, Effort
 from tiergnn.hardware.machine import OF_HOST, QUEUEING, Device, Link, Machine, Tier, in_order_s
 from tiergnn.hardware.measure_compute import (
-    keep_memory,
     measure_attention,
     measure_draws,
     measure_elementwise,
@@ -38,6 +37,7 @@ from tiergnn.hardware.measure_compute import (
     measure_matmul,
     measure_rowwise,
     measure_stream,
+    memory_kept,
 )
 from tiergnn.hardware.measure_links import device_links, host_links, peer_links
 from tiergnn.hardware.measure_rows import measure_gathers
@@ -199,15 +199,16 @@ def _warn_of_others(threads: int) -> None:
 
 def _cpu_device(clock: Clock, effort: Effort) -> Device:
     caches = read_caches()
-    return _device(
-        clock,
-        effort,
-        name=f"{torch.get_num_threads()} threads of {read_cpu().model}",
-        memory=host_tier(),
-        near_bytes=caches.near_bytes,
-        cache_bytes=caches.last_bytes,
-        pass_bytes=0,
-    )
+    with memory_kept():
+        return _device(
+            clock,
+            effort,
+            name=f"{torch.get_num_threads()} threads of {read_cpu().model}",
+            memory=host_tier(),
+            near_bytes=caches.near_bytes,
+            cache_bytes=caches.last_bytes,
+            pass_bytes=0,
+        )
 
 
 def _cuda_device(clock: Clock, effort: Effort) -> Device:
@@ -233,7 +234,6 @@ def _device(
     cache_bytes: int,
     pass_bytes: int,
 ) -> Device:
-    keep_memory(clock, keep=True)
     launch = measure_launch(clock)
     stream_Bps, elementwise = measure_stream(clock, effort), measure_elementwise(clock, effort)
     cached_Bps = max(rate for _, rate in elementwise.points)
@@ -254,7 +254,6 @@ def _device(
     # A CPU computes and then moves, as costs have it; CUDA does both at once.
     bytes_s = (lambda n: 0.0) if clock.is_cuda else (lambda n: n / elementwise.at(n))
     products = measure_matmul(clock, effort, bytes_s)
-    keep_memory(clock, keep=False)
     return Device(
         name=name,
         kind=clock.device.type,

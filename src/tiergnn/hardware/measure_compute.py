@@ -5,7 +5,8 @@ Legend: N rows, D columns, E edges, K heads, F columns of a head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from typing import NamedTuple
@@ -59,13 +60,13 @@ def measure_elementwise(clock: Clock, effort: Effort) -> Curve:
     return Curve(tuple((2.0 * size, 2 * size / taken[size]) for size in sorted(taken)))
 
 
-def keep_memory(clock: Clock, *, keep: bool) -> None:
-    """Have tensors use memory again, as in runs that have room."""
-    if clock.is_cuda:
-        return
-    if keep:
-        memory.keep_large()
-    else:
+@contextmanager
+def memory_kept() -> Iterator[None]:
+    """Tensors use memory again inside the block, as in runs that have room."""
+    memory.keep_large()
+    try:
+        yield
+    finally:
         memory.no_large()
 
 

@@ -137,7 +137,8 @@ def give_back() -> None:
     """Return to the system what lies idle of earlier work: in the pool and in the allocator."""
     POOL.release()
     if _KEEPS.is_set():
-        # Of a thread's own memory glibc gives back the end alone when something is freed there.
+        # Of a thread's own memory glibc gives back the end alone when something is freed there; the
+        # first time that may be a piece before the end.
         _tell_glibc(("mallopt", _TRIM_THRESHOLD, 0))
         for _ in range(2):
             freed = torch.empty(2**18, dtype=torch.uint8)

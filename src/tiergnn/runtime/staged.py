@@ -34,7 +34,7 @@ from tiergnn.models.trace import trace_both
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.known import EVALUATIONS, KNOBS, PREPARING, STRATEGIES
-from tiergnn.planner.strategies.sliced import PASSES
+from tiergnn.planner.strategies.passing import piece_bytes
 from tiergnn.runtime.again import until_sound
 from tiergnn.runtime.asked import Asked
 from tiergnn.runtime.buffers import Buffers
@@ -150,10 +150,7 @@ class Staged:
             )
             weakref.finalize(self, self._scratch.close)  # of a run that failed, or was forgotten
         self._memory = HostMemory(self.device)
-        passing = self.schedule.buffer_of.get("passing")
-        self._staging = Staging(
-            self.device, PIECE_BYTES if passing is None else passing.num_bytes // PASSES
-        )
+        self._staging = Staging(self.device, piece_bytes(self.schedule) or PIECE_BYTES)
         made = {p.name: p.program for p in self.programs[True].prepared}
         self._given = Given(
             self._x, self._edges, self.parts, self.device, self._scratch, made, self._storage,

@@ -1,4 +1,8 @@
-"""Passing: buffers that rows pass through, two at a time, and work that is begun one turn ahead."""
+"""Passing: buffers that rows pass through, two at a time, and work that is begun one turn ahead.
+
+Of a GPU's own, for rows that are converted there on their way, a schedule counts what one piece of
+rows takes: ``give_passing``, ``piece_bytes``.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,29 @@ from typing import TypeVar
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.schedule.actions import Lane
 from tiergnn.schedule.contents import Content
+from tiergnn.schedule.schedule import Schedule
 
+_NAME = "passing"
+_PIECES = 5  # buffers of one: two each way, and what is made of one
+_MOST_BYTES = 2**26  # of a piece
 Item = TypeVar("Item")
 Begun = TypeVar("Begun")
+
+
+def give_passing(draft: Draft) -> None:
+    """Room on a GPU for pieces of rows on their way: large ones, since the host queues each; none
+    larger than a quarter of a block."""
+    if draft.machine.device.kind == "cuda":
+        rows = max(part.rows for part in draft.layout.parts)
+        widest = max(draft.stored_bytes(rows.name) for rows in draft.workload.rows)
+        piece = max(1, min(_MOST_BYTES, -(-rows // 4) * widest))
+        draft.writer.given(_NAME, 0, "device", "workspace", _PIECES * piece)
+
+
+def piece_bytes(schedule: Schedule) -> int | None:
+    """Of the pieces that a schedule has room for; None: it says nothing of them."""
+    buffer = schedule.buffer_of.get(_NAME)
+    return None if buffer is None else buffer.num_bytes // _PIECES
 
 
 def ahead(items: Iterable[Item], begin: Callable[[Item], Begun]) -> Iterator[Begun]:

@@ -22,7 +22,7 @@ from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.fitting import fit, most_slices, shortfall
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.moments import Moments
-from tiergnn.planner.strategies.passing import ahead
+from tiergnn.planner.strategies.passing import ahead, give_passing
 from tiergnn.planner.strategies.slices import Slices, holding, slices_of
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.schedule import Schedule
@@ -30,8 +30,6 @@ from tiergnn.schedule.sizing import Sized
 from tiergnn.workload import PREPARED_COLUMNS, StageWork, Workload
 
 USES = ("parts", "slices", "recompute", "storage", "tier", "topology")
-PASSES = 5  # buffers of rows on their way: two each way, and what is made of one
-_PASSING_BYTES = 2**26  # of one
 _PREPARING_BYTES = 64  # of a row, whatever the columns: degrees, and numbers made of them
 
 
@@ -192,19 +190,9 @@ class _Sliced:
             else:
                 self._slices.open(name, "features", given=True)
         self._columns.give_topology()
-        if draft.machine.device.kind == "cuda":
-            num_bytes = PASSES * self._passing_bytes
-            self._writer.given("passing", 0, "device", "workspace", num_bytes)
+        give_passing(draft)
         if draft.workload.prepared and self._training:
             self._prepare()
-
-    @property
-    def _passing_bytes(self) -> int:
-        """Of rows that are converted at once on their way to a GPU or from it: many, since each
-        time is queued by the host; no more than a quarter of a block's."""
-        rows = max(part.rows for part in self._draft.layout.parts)
-        widest = max(map(self._draft.stored_bytes, (r.name for r in self._draft.workload.rows)))
-        return max(1, min(_PASSING_BYTES, -(-rows // 4) * widest))
 
     def _prepare(self) -> None:
         """Room for making prepared rows before the first step, some columns at a time."""
