@@ -18,6 +18,7 @@ from tiergnn.kernels.block import Block
 from tiergnn.schedule.contents import Content, What
 from tiergnn.transport.transport import Transport
 
+READ = "rows that are read"
 _OF_SOURCES = (What.SOURCES, What.SOURCES_GRAD)
 _OF_HALO = (What.HALO, What.HALO_GRAD)
 
@@ -56,8 +57,8 @@ class OwnPart:
         rows = torch.from_numpy((place - partition.part_ptr[owners]).astype(np.int64))
         # Rows of others where they lie there [H], and own rows that others read, by reader.
         self.halo_rows = rows.to(device)
-        sent = transport.exchange(rows, self.reads_of, tag="rows that are read")
-        asked = transport.gather(self.reads_of, tag="rows that are read")
+        sent = transport.exchange(rows, self.reads_of, tag=READ)
+        asked = transport.gather(self.reads_of, tag=READ)
         self.sent_to: list[int] = [each[self.rank] for each in asked]
         self.reads: list[list[int]] = asked  # reader -> owner -> rows
         self.sent_rows = sent.to(device)

@@ -8,19 +8,22 @@ Legend: P own rows, H rows of others that they read, R own rows that others read
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tiergnn.kernels import backend
 from tiergnn.kernels.gather import gather
+from tiergnn.kernels.gather.moves import move
 from tiergnn.memory.moves import add_rows
 from tiergnn.memory.store import convert, encode
 from tiergnn.models.moments import moments_grad
 from tiergnn.models.stages import Program
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.own_part import OwnPart
+from tiergnn.runtime.source_classes import Fetch
 from tiergnn.schedule.actions import Action
 from tiergnn.schedule.contents import Content, What
 from tiergnn.transport.transport import Transport, rows_bytes
@@ -29,8 +32,8 @@ _CHANNEL = "peer"
 _BROUGHT = (What.HALO, What.SOURCES)
 _REPLICAS = (What.REPLICAS, What.GRAD_REPLICAS, What.SUM_REPLICAS)
 
-# (kind, numbers) of replicas -> owner -> which of them, and where those lie there
-Where = Mapping[tuple[What, tuple[int, int]], Mapping[int, tuple[Tensor, Tensor]]]
+# (kind, numbers) of replicas -> how they are filled
+Where = Mapping[tuple[What, tuple[int, int]], Sequence[Fetch]]
 
 
 class RankTransfers:
@@ -266,17 +269,19 @@ class RankTransfers:
 
     def _replicate(self, action: Action, target: str) -> int:
         """Rows of others, where they lie, to replicas; beyond the device they go over it."""
-        holds = self._buffers.holds(target)
+        holds, device = self._buffers.holds(target), self._part.device
         room: Any = self._buffers.room(target)
-        where = self._where[holds.what, holds.rows]
-        moved = len(room) * rows_bytes(room) if self._buffers.tier(target) == "host" else 0
-        for name in action.reads:
-            owner = self._buffers.holds(name).part
-            if owner in where:
-                at, rows = where[owner]
-                found = self._buffers.get(name).detach().index_select(0, rows)
-                moved += len(found) * rows_bytes(found)
-                room.index_copy_(0, at, found.to(room.device, room.dtype))
+        tables = [self._buffers.get(name).detach() for name in action.reads]  # in order of owners
+        direct, moved = room.device == device, 0
+        for fetch in self._where[holds.what, holds.rows]:
+            there = room[fetch.first : fetch.last]
+            here = there if direct else torch.empty_like(there, device=device)
+            move(tables, fetch.places, here, fetch.to, add=False, name=backend.choose(device))
+            if not direct:
+                there.copy_(here, non_blocking=True)
+            moved += len(there) * rows_bytes(tables[0])
+        if self._buffers.tier(target) == "host":
+            moved += len(room) * rows_bytes(room)
         return moved
 
     def zero(self, action: Action) -> None:

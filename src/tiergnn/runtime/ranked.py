@@ -33,26 +33,17 @@ from tiergnn.planner.strategies.known import KNOBS, RANKED, STRATEGIES, check_ra
 from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.memory import out_of_memory
-from tiergnn.runtime.own_inputs import OwnInputs, examples
-from tiergnn.runtime.own_part import OwnPart
+from tiergnn.runtime.own_inputs import examples
+from tiergnn.runtime.rank_graph import RankGraph
 from tiergnn.runtime.rank_transfers import RankTransfers, Where
 from tiergnn.runtime.rank_visits import RankVisits
 from tiergnn.runtime.replicas import (
     block_of_replicas,
-    by_cuts,
     replicas_in,
     replicas_of_inputs,
     replicated,
 )
 from tiergnn.runtime.shared_rows import SharedRows, read_by_others
-from tiergnn.runtime.source_classes import (
-    Reach,
-    SourceClass,
-    SourceClasses,
-    own_and_halo,
-    reach_of,
-    whole_graph,
-)
 from tiergnn.runtime.staged_walk import StagedWalk, Stopped, buffers_put_back, peaks_of
 from tiergnn.runtime.visits import Share
 from tiergnn.schedule.actions import Action, Op
@@ -65,6 +56,8 @@ from tiergnn.transport.transport import Transport
 from tiergnn.transport.waiting import told
 from tiergnn.workload import Workload
 
+# What ranks tell each other: counts of their edges, of those that leave their rows, and losses.
+COUNTS, COUNTS_LEAVING, LOSSES = "counts of parts", "counts of edges that leave", "losses"
 _TRACING = threading.Lock()  # torch.fx changes classes while it traces; virtual ranks are threads
 
 
@@ -73,9 +66,10 @@ class Ranked:
 
     The model, alike on all ranks, is moved to ``device`` and ``dtype`` in place. ``labelled`` are
     the nodes that make the loss. ``parts`` shares the nodes out, alike on all ranks; None: as
-    planned. ``evaluated`` is the workload of an evaluation; None: it is metered. Schedules are
-    written anew for the parts as they are, and proved. Only this rank's features and edges are
-    read of the graph.
+    planned. ``evaluated`` is the workload of an evaluation; None: it is metered. ``held`` is what
+    this rank has of the graph, on ``device`` and in ``dtype``, and its parts; None: it is read.
+    Schedules are written anew for the parts as they are, and proved. Only this rank's features and
+    edges are read of the graph.
     Raises PlanError for a plan of another graph or of other ranks, and where the parts do not fit
     its machine; ConfigError for a model that cannot be traced.
     """
@@ -96,6 +90,7 @@ class Ranked:
         normalize_rows: bool = False,
         parts: Partition | None = None,
         evaluated: Workload | None = None,
+        held: RankGraph | None = None,
     ):
         _check_plan(plan, graph, transport)
         self.device, self.seed, self.plan, self._graph = (
@@ -106,6 +101,7 @@ class Ranked:
         )
         self.rank, self.num_ranks, self._transport = transport.rank, transport.size, transport
         self.model = model.to(self.device, dtype)
+        parts = parts if held is None else held.parts
         if parts is None:
             method = plan.layout.method if plan.layout.method in METHODS else "block"
             parts = partition(graph, plan.knobs.ranks, method)
@@ -118,29 +114,31 @@ class Ranked:
                 evaluated = meter(self.model, inputs, training=False)
         works = {True: plan.workload, False: evaluated}
         with out_of_memory(self.device, "loading the graph"):
-            self.part = OwnPart(
-                graph, parts, transport, edge_ids=_edge_ids(plan, works), device=self.device
-            )
-            self._inputs = OwnInputs(
-                graph, self.part, self.device, dtype, normalize_rows=normalize_rows
-            )
-            self._reach = self._reached(parts, transport)
-        layout = self._layout(np.asarray(labelled), parts)
+            held = held or RankGraph(
+                graph, parts, transport, device=self.device, dtype=dtype,
+                normalize_rows=normalize_rows, edge_ids=_edge_ids(plan, works),
+            )  # fmt: skip
+            self.part, self._inputs = held.part, held.inputs
+            reached = self._reaches(transport)
+        layout = self._layout(np.asarray(labelled), held, reached=reached)
         arguments = (plan.shape, layout, plan.machine)
         self.schedule = STRATEGIES[plan.strategy](works[True], *arguments, plan.knobs)
         self.evaluation = RANKED[plan.strategy](works[False], *arguments, plan.knobs)
         with out_of_memory(self.device, "loading the graph"):
-            self._classes, self._out = self._cut(parts)
+            self._classes, self._out = held.classes(self._schedules, reached=reached)
             self._where: Where = {}
             self._fixed: dict[Content, Tensor] = {}
             self._replicated: Block | None = None
-            if self._reach is not None:
-                into, out = self._reach
+            if reached:
+                into, out = held.reach
                 given = self._schedules, self.part
                 self._where = replicated(*given, into, out)
-                self._fixed = replicas_of_inputs(*given, into, self._inputs.rows, transport)
+                self._fixed = replicas_of_inputs(
+                    *given, into, self._inputs.rows, transport, held.brought
+                )
                 self._replicated = block_of_replicas(*given, into, transport)
-        self._reach = None  # its edges are in the classes
+                del into, out
+        del held  # its edges are in the classes
         self._action = ""
         self._stopped: Callable[[], bool] = lambda: False
         self._shared: list[SharedRows] = []
@@ -159,54 +157,30 @@ class Ranked:
     def _schedules(self) -> tuple[Schedule, Schedule]:
         return self.schedule, self.evaluation
 
-    def _cut(self, parts: Partition) -> tuple[SourceClasses, SourceClasses | None]:
-        """The edges as aggregations go over them: by sources, or all where columns are cut; and
-        those that leave own rows, where backward goes over them."""
-        columns = any(
-            b.holds is not None and b.holds.what is What.COLUMNS for b in self.schedule.buffers
-        )
-        if self._reach is not None:
-            into, out = (
-                {cut: self._class(block.to(self.device)) for cut, block in way.items()}
-                for way in by_cuts(self._schedules, self.rank, *self._reach)
-            )
-            return into, out
-        if not columns:
-            return own_and_halo(self.part.block, self._inputs.edges), None
-        block = whole_graph(self._graph, parts, self.rank, self.device)
-        assert block.eid is not None
-        return {self.rank: self._class(block)}, None
-
-    def _class(self, block: Block) -> SourceClass:
-        """A block with the inputs of its edges."""
-        assert block.eid is not None
-        return SourceClass(block, self._inputs.of_edges(block.eid.cpu().numpy()))
-
-    def _layout(self, labelled: np.ndarray, parts: Partition) -> Layout:
+    def _layout(self, labelled: np.ndarray, held: RankGraph, *, reached: bool) -> Layout:
         """Of all parts: each rank counts its own and says so."""
-        shapes = self._counts(self.part.shape(labelled))
+        shapes = self._counts(self.part.shape(labelled), COUNTS)
         leaving = None
-        if self._reach is not None:
-            leaving = self._counts(self._reach[1].shape(parts))
-        return Layout(method=parts.method, exact=True, parts=shapes, leaving=leaving)
+        if reached:
+            leaving = self._counts(held.reach[1].shape(held.parts), COUNTS_LEAVING)
+        return Layout(method=held.parts.method, exact=True, parts=shapes, leaving=leaving)
 
-    def _counts(self, own: PartShape) -> tuple[PartShape, ...]:
-        said = self._transport.gather(frozen.encode(own), tag="counts of parts")
+    def _counts(self, own: PartShape, tag: str) -> tuple[PartShape, ...]:
+        said = self._transport.gather(frozen.encode(own), tag=tag)
         return tuple(frozen.decode(PartShape, each) for each in said)
 
-    def _reached(self, parts: Partition, transport: Transport) -> tuple[Reach, Reach] | None:
-        """Own edges, and those that leave own rows, where they are cut by where rows lie."""
+    def _reaches(self, transport: Transport) -> bool:
+        """Whether edges are cut by where rows lie, to be read there."""
         planned = self.plan.schedule
         if not read_by_others(planned) and not replicas_in(planned):
-            return None
+            return False
         if not transport.reads_in_place:
             raise PlanError(
                 f"{self.plan.strategy} reads rows of other ranks in place, which the transport "
                 f"{transport.name} cannot",
                 hint="the strategy halo or nfp, or ranks of one host with transport shared",
             )
-        into, out = (reach_of(self._graph, parts, self.rank, out=out) for out in (False, True))
-        return into, out
+        return True
 
     def _walk(self, training: bool, schedule: Schedule) -> StagedWalk:
         check(schedule, self.plan.machine)
@@ -295,7 +269,7 @@ class Ranked:
                     loss = float(
                         self._walks[True].run(step_key(self.seed, step, self.device), share)
                     )
-                said = self._transport.gather([loss, bool(self._stopped())], tag="losses")
+                said = self._transport.gather([loss, bool(self._stopped())], tag=LOSSES)
                 if any(stop for _, stop in said):
                     raise Stopped
         except BaseException:

@@ -5,7 +5,7 @@ Legend: H rows of others that a part reads, numbered by how many of its edges th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,12 +14,14 @@ from tiergnn.kernels.block import Block
 from tiergnn.runtime.own_part import OwnPart
 from tiergnn.runtime.rank_transfers import Where
 from tiergnn.runtime.rank_visits import TABLES
-from tiergnn.runtime.source_classes import Cut, Reach, cut_by, cut_of
+from tiergnn.runtime.source_classes import Cut, Fetch, Reach, cut_of
 from tiergnn.schedule.actions import Op
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.transport.transport import Transport
 
+# In which rows go over the device to host memory: so many times less of it is taken on the way.
+PIECES = 8
 _SUMS = (Op.AGGREGATE, Op.RECOMPUTE, Op.BACKWARD)
 
 
@@ -29,10 +31,8 @@ def replicas_in(schedule: Schedule, *, given: bool = False) -> list[Content]:
     return [holds for holds in held if holds.rows is not None]
 
 
-def by_cuts(
-    schedules: Sequence[Schedule], rank: int, into: Reach, out: Reach
-) -> list[dict[Hashable, Block]]:
-    """A rank's edges, and those that leave its rows, by the classes that actions go over."""
+def cuts_of(schedules: Sequence[Schedule], rank: int) -> tuple[set[Cut], set[Cut]]:
+    """The classes that a rank's actions go over: of its edges, and of those that leave its rows."""
     cuts: tuple[set[Cut], set[Cut]] = (set(), set())
     for schedule in schedules:
         of = schedule.buffer_of
@@ -42,25 +42,28 @@ def by_cuts(
                 tables = [holds for holds in read if holds and holds.what in TABLES]
                 tables.sort(key=lambda holds: holds.part != rank)
                 cuts[action.op is Op.BACKWARD].add(cut_of(tables))
-    return [cut_by(reach, found) for reach, found in zip((into, out), cuts, strict=True)]
+    return cuts
 
 
 def replicated(schedules: Sequence[Schedule], part: OwnPart, into: Reach, out: Reach) -> Where:
     """Of which rows of others replicas are that are copied from where those lie."""
-    found: dict[tuple[What, tuple[int, int]], dict[int, tuple[Tensor, Tensor]]] = {}
+    found: dict[tuple[What, tuple[int, int]], list[Fetch]] = {}
     for schedule in schedules:
         for action in schedule.actions:
             if action.rank != part.rank or action.op is not Op.COPY:
                 continue
             buffer = schedule.buffer_of[action.writes[0]]
+            source = schedule.buffer_of[action.reads[0]].holds
             if buffer.holds is None or buffer.holds.rows is None:
                 continue
+            if source is not None and source.rows is not None:
+                continue  # a rank's own replicas, passed on
             reach = out if buffer.holds.what is What.GRAD_REPLICAS else into
-            room = part.device if buffer.tier == "device" else torch.device("cpu")
-            found[buffer.holds.what, buffer.holds.rows] = {
-                owner: (at.to(room), rows.to(part.device))
-                for owner, (at, rows) in reach.where(*buffer.holds.rows).items()
-            }
+            over = buffer.tier == "host" and part.device.type != "cpu"
+            key = buffer.holds.what, buffer.holds.rows
+            if key not in found:
+                fetches = reach.fetches(*buffer.holds.rows, PIECES if over else 1)
+                found[key] = [fetch.on(part.device) for fetch in fetches]
     return found
 
 
@@ -70,16 +73,18 @@ def replicas_of_inputs(
     into: Reach,
     inputs: Mapping[str, Tensor],
     transport: Transport,
+    brought: dict[str, Tensor],
 ) -> dict[Content, Tensor]:
-    """Others' rows of inputs that are there from the beginning. All ranks bring them together."""
+    """Others' rows of inputs that are there from the beginning. All ranks bring them together;
+    ``brought`` has those that were brought before, and gets the others."""
     wanted = {holds for schedule in schedules for holds in replicas_in(schedule, given=True)}
+    for name in sorted({holds.of for holds in wanted} - brought.keys()):
+        brought[name] = _brought(inputs[name].cpu(), part, transport, name)
     found: dict[Content, Tensor] = {}
-    for name in sorted({holds.of for holds in wanted}):
-        brought = _brought(inputs[name].cpu(), part, transport, name)
-        for holds in wanted:
-            if (holds.of, holds.part) == (name, part.rank) and holds.rows is not None:
-                rows = brought[into.brought(*holds.rows)]
-                found[holds] = rows.pin_memory() if part.device.type == "cuda" else rows
+    for holds in wanted:
+        if holds.part == part.rank and holds.rows is not None:
+            rows = brought[holds.of][into.brought(*holds.rows)]
+            found[holds] = rows.pin_memory() if part.device.type == "cuda" else rows
     return found
 
 

@@ -51,11 +51,14 @@ class SharedRows:
             sizes = [self._places[rank, tier].num_bytes for rank in range(schedule.num_ranks)]
             # The transport keeps memory until it ends, by name: runs alike have the same.
             label = f"{name} {tier} {'-'.join(map(str, sizes))}"
-            made = transport.allocate(label, (sizes[transport.rank],), torch.uint8, where)
+            made = transport.allocate(
+                label, (sizes[transport.rank],), torch.uint8, where, rows=sizes
+            )
             self._memory[tier] = made.peers
             if tier == "host" and device.type == "cuda":  # which reads it where it lies
                 for rows in made.peers:
-                    self._pins.add(rows)
+                    if not rows.is_pinned():
+                        self._pins.add(rows)
 
     def close(self) -> None:
         """Once no GPU reads host memory of others any more."""

@@ -18,6 +18,7 @@ from tiergnn.graph.halo_counts import curve_of
 from tiergnn.graph.partition import Partition
 from tiergnn.graph.shape import PartShape
 from tiergnn.kernels.block import Block
+from tiergnn.kernels.table import Places, places_of
 from tiergnn.runtime.own_part import as_slice, edges_of
 from tiergnn.schedule.contents import Content
 
@@ -37,8 +38,8 @@ class SourceClass:
 SourceClasses = Mapping[Hashable, SourceClass]
 
 
-def whole_graph(graph: Graph, partition: Partition, rank: int, device: torch.device) -> Block:
-    """All edges, rows being numbered part by part as they come from their owners."""
+def whole_graph(graph: Graph, partition: Partition) -> Block:
+    """All edges, in host memory; rows are numbered part by part as they come from their owners."""
     order = partition.order.astype(np.int64)
     rowptr, eid = edges_of(graph.rowptr, order)
     col = partition.position[np.asarray(graph.col)[as_slice(eid)]]
@@ -50,7 +51,7 @@ def whole_graph(graph: Graph, partition: Partition, rank: int, device: torch.dev
         dst_gid=gid,
         src_gid=gid,
         eid=torch.from_numpy(eid),
-    ).to(device)
+    )
 
 
 class Cut(NamedTuple):
@@ -59,6 +60,29 @@ class Cut(NamedTuple):
 
     parts: tuple[int, ...]
     replicas: tuple[int, int] | None
+
+
+class Chosen(NamedTuple):
+    """What edges a class has: those of its cut, less those from own rows, or from others' hottest
+    rows, where other classes have these."""
+
+    cut: Cut
+    own: bool
+    but: int
+
+
+class Fetch(NamedTuple):
+    """Replicas first..last-1 of some: where their rows lie among those of all other ranks, table by
+    table, in ascending order, and which of these replicas each is, int64."""
+
+    first: int
+    last: int
+    places: Places
+    to: Tensor
+
+    def on(self, device: torch.device) -> Fetch:
+        places = self.places._replace(at=self.places.at.to(device))
+        return self._replace(places=places, to=self.to.to(device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,15 +157,28 @@ class Reach:
         """Where those of others of these numbers stand among all that their owners send, int64."""
         return torch.from_numpy(np.searchsorted(np.sort(self.hot), self.hot[first:last]))
 
-    def where(self, first: int, last: int) -> dict[int, tuple[Tensor, Tensor]]:
-        """Owner -> the numbers within [first, last) of its rows, and where those lie there."""
-        place = self.hot[first:last]
-        owner = np.searchsorted(self.starts, place, side="right") - 1
-        found = {int(o): np.flatnonzero(owner == o) for o in np.unique(owner)}
-        return {
-            o: (torch.from_numpy(at), torch.from_numpy(place[at] - self.starts[o]))
-            for o, at in found.items()
-        }
+    def fetches(self, first: int, last: int, pieces: int) -> list[Fetch]:
+        """How replicas of others' rows of these numbers are filled, in so many pieces."""
+        sizes = np.diff(self.starts)
+        sizes = tuple(np.delete(sizes, self.part).tolist())
+        found, count = [], last - first
+        for piece in range(pieces):
+            begin, end = count * piece // pieces, count * (piece + 1) // pieces
+            if begin == end:
+                continue
+            place = self.hot[first + begin : first + end]
+            to = np.argsort(place)  # rows are read as they lie
+            place = place[to]
+            index = place - (place >= self.starts[self.part + 1]) * self.num_rows
+            places = places_of(torch.from_numpy(index), sizes)
+            found.append(Fetch(begin, end, places, torch.from_numpy(to)))
+        return found
+
+    def edges(self, chosen: Chosen) -> Block:
+        cut, own, but = chosen
+        if cut.replicas is not None:
+            return self.over_replicas(*cut.replicas)
+        return self.over(cut.parts, own=own, but=but)
 
 
 def cut_of(holds: Iterable[Content]) -> Cut:
@@ -151,18 +188,16 @@ def cut_of(holds: Iterable[Content]) -> Cut:
     return Cut(tuple(each.part for each in holds) if numbers is None else (), numbers)
 
 
-def cut_by(reach: Reach, cuts: Collection[Cut]) -> dict[Hashable, Block]:
-    """The edges of each class, which together are all."""
-    part = reach.part
+def chosen_by(part: int, cuts: Collection[Cut]) -> dict[Cut, Chosen]:
+    """The edges of each class of a part, which together are all."""
     alone = Cut((part,), None) in cuts
     but = max((cut.replicas[1] for cut in cuts if cut.replicas), default=0)
-    found: dict[Hashable, Block] = {}
+    found: dict[Cut, Chosen] = {}
     for cut in cuts:
         if cut.replicas is not None:
-            found[cut] = reach.over_replicas(*cut.replicas)
+            found[cut] = Chosen(cut, own=False, but=0)
         else:
-            own = cut.parts == (part,) or not alone
-            found[cut] = reach.over(cut.parts, own=own, but=but)
+            found[cut] = Chosen(cut, own=cut.parts == (part,) or not alone, but=but)
     return found
 
 

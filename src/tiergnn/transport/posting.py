@@ -50,11 +50,11 @@ class Posting(Transport):
         everyone: bool,
     ) -> Tensor:
         board, seq = self.watch, self._seq[channel] + 1
-        _finish()
+        finish()
         self._all_read(channel, what)
         self._seq[channel] = seq
         address = self._put(rows, channel)
-        _finish()  # the copy of what others read as soon as it is posted
+        finish()  # the copy of what others read as soon as it is posted
         board.post(self.rank, channel, seq, give, rows_bytes(rows), address)
         self.waiting.until(
             lambda: board.posted(channel, seq), lambda: board.late(channel, seq), what
@@ -75,7 +75,7 @@ class Posting(Transport):
                 there = first + counts[source]
                 seen = self._seen(source, address, rows, there, channel)
                 places[source].copy_(seen[first:])
-        _finish()
+        finish()
         board.done(self.rank, channel, seq)
         self._posted(channel)
         return got
@@ -106,7 +106,7 @@ class Posting(Transport):
         )
 
 
-def _finish() -> None:
+def finish() -> None:
     """What this thread enqueued on its GPU is over: others read it, or write where it was read."""
     if torch.cuda.is_initialized():
         torch.cuda.current_stream().synchronize()

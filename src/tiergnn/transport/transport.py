@@ -135,11 +135,23 @@ class Transport(ABC):
         self.waiting.fail(cause, what=self.watch.action_of(self.rank), hint=hint)
 
     def allocate(
-        self, name: str, shape: Sequence[int], dtype: torch.dtype, device: str = "cpu"
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: str = "cpu",
+        *,
+        rows: Sequence[int] | None = None,
     ) -> Allocated:
         """Zeroed memory of a name, the same on all ranks and in the same order; each has its own
-        number of rows. Asked for again it is given again: it lives until ``close``."""
+        number of rows (``rows``: those of all, where they are known). Asked for again it is given
+        again: it lives until ``close``."""
         shape = tuple(shape)
+        if rows is not None and (len(rows) != self.size or rows[self.rank] != shape[0]):
+            raise ConfigError(
+                f"{name} was to have rows {list(rows)}, rank {self.rank} of {self.size} "
+                f"wanted {shape[0]}"
+            )
         if name in self._allocated:
             have = self._allocated[name]
             if (tuple(have.own.shape), have.own.dtype) != (shape, dtype):
