@@ -9,6 +9,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -233,13 +234,30 @@ def measured(
         strategy=strategy, knobs=knobs, workload=works[0], shape=ready.shape,
         layout=ready.layout, machine=machine,
     )  # fmt: skip
-    t = ready.transport()
-    ranked = Ranked(
-        ready.built(model), ready.graph, plan, t, labelled=labelled, device=ready.device,
-        evaluated=works[1], held=ready.held,
-    )  # fmt: skip
-    set_up_s = time.perf_counter() - begun
-    found = _epochs(ready, ranked, t, epochs, limit_s)
+    with (
+        closing(ready.transport()) as t,
+        closing(
+            Ranked(
+                ready.built(model),
+                ready.graph,
+                plan,
+                t,
+                labelled=labelled,
+                device=ready.device,
+                evaluated=works[1],
+                held=ready.held,
+            )
+        ) as ranked,
+    ):
+        set_up_s = time.perf_counter() - begun
+        found = _epochs(ready, ranked, t, epochs, limit_s)
+        row = _row(ranked, found, machine, plan.layout)
+    bound_bytes = unique_bytes(works[0], ready, machine)
+    row |= {"bound_bytes": bound_bytes, "set_up_s": set_up_s}
+    return row | {"cell_s": time.perf_counter() - begun}
+
+
+def _row(ranked: Ranked, found: Epochs, machine: Machine, layout: Layout) -> dict[str, Any]:
     timeline = ranked.timeline
     assert timeline is not None
     by_index = {span.index: span.moved_bytes for span in timeline.spans}
@@ -248,7 +266,7 @@ def measured(
     counted = [a for a in ranked.schedule.actions if a.rank == RANK and a.op in _COUNTED]
     predicted = simulate(ranked.schedule, machine, Costs.of(machine))
     busy = {lane: s for (_, lane), s in timeline.busy_s().items() if s}
-    row: dict[str, Any] = {
+    return {
         "epoch_s": statistics.median(found.seconds[2:]),
         "epochs_s": found.seconds,
         "predicted_s": predicted.seconds,
@@ -257,15 +275,10 @@ def measured(
         "busiest_frac": max(busy.values()) / found.seconds[-1],
         "moved_bytes": moved,
         "as_planned": all(by_index[a.index] == a.moved_bytes for a in counted),
-        "bound_bytes": unique_bytes(works[0], ready, machine),
-        "halo_rows": [ready.layout.part(RANK, leaving=back).halo for back in (False, True)],
+        "halo_rows": [layout.part(RANK, leaving=back).halo for back in (False, True)],
         "losses": found.losses,
         "peak_bytes": ranked.peak_bytes,
-        "set_up_s": set_up_s,
     }
-    ranked.close()
-    t.close()
-    return row | {"cell_s": time.perf_counter() - begun}
 
 
 def _epochs(ready: Ready, ranked: Ranked, t: Alone, count: int, limit_s: float) -> Epochs:
