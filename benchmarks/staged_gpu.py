@@ -243,6 +243,7 @@ def run(
                 labelled=graph.splits["train"],
                 device=device,
                 evaluated=evaluated,
+                capture=args.capture,
             )
         ) as staged,
     ):
@@ -322,9 +323,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--machine", default="h200", help="a preset or a file")
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--share", type=float, default=0.1, help="of the activations")
     parser.add_argument("--hold", action="store_true", help="the allocator to the budget as well")
+    parser.add_argument("--no-capture", dest="capture", action="store_false")
     parser.add_argument("--no-timing", dest="time_actions", action="store_false")
     parser.add_argument("--shrink", type=int, default=1, help="graphs this many times smaller")
     parser.add_argument("--limit-s", type=float, default=540.0)

@@ -168,8 +168,9 @@ def train(
     features alone, before any parameter or dropout (a first aggregation, the hops of an SGC), is
     made once and held; False makes it at every step, which takes less memory. None: where there is
     room. A ``plan`` has chosen already; False refuses one that prepares. capture: on a GPU that
-    holds everything, a step is recorded as a CUDA graph and replayed, which takes as much memory
-    again as a step; not with a criterion of your own, nor where there is no room. Same bits.
+    does everything, with host memory or without, a step is recorded as a CUDA graph and replayed;
+    where it holds everything, that takes as much memory again as a step. Not with a criterion of
+    your own, where there is no room, nor in parts for steps of over 5 s. Same bits.
     dtype: "float32", "float64" or "bfloat16"; None is the model's own. device_memory: the most that
     the run may take on its device. checkpoint_every: epochs; None is about every 30 seconds.
     progress: True, False, or a callable that gets each epoch's record.

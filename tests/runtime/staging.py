@@ -84,7 +84,7 @@ class Pair:
     @classmethod
     def make(
         cls, name, graph, strategy, knobs, *, dtype=torch.float64, seed=0, there=None, scratch=None,
-        device="cpu", owners=None, prepared=False,
+        device="cpu", owners=None, prepared=False, capture=False,
     ):  # fmt: skip
         torch.manual_seed(seed)
         model = NETS[name]().to(dtype)
@@ -98,6 +98,7 @@ class Pair:
         staged = Staged(
             model, graph, plan, labelled=graph.splits["train"], dtype=dtype, parts=parts,
             evaluated=workload(name, dtype, False, prepared), scratch=scratch, device=device,
+            capture=capture,
         )  # fmt: skip
         return cls(staged, Resident(other, graph, dtype=dtype, device=device), graph, parts)
 

@@ -213,7 +213,7 @@ Capture = Annotated[
     bool,
     _machine(
         "--capture/--no-capture",
-        help="On a GPU that holds everything, record a step once and replay it (a CUDA graph).",
+        help="On a GPU that does everything, record a step once and replay it (a CUDA graph).",
         default="where it can be",
     ),
 ]

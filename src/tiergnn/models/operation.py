@@ -61,7 +61,8 @@ _made: weakref.WeakKeyDictionary[Block, dict[tuple, tuple]] = weakref.WeakKeyDic
 
 
 def kept(block: Block, name: tuple, source: Tensor | None, make: Callable[[], Any]) -> Any:
-    """make(), or what it made before from the same block and the same unchanged tensor."""
+    """make(), or what it made before from the same block and the same unchanged tensor, with
+    which it goes."""
     if source is None and block.whole is not None:
         name, block = (*name, block.turn, block.num_dst), block.whole
     made = _made.setdefault(block, {})
@@ -71,7 +72,13 @@ def kept(block: Block, name: tuple, source: Tensor | None, make: Callable[[], An
             return value
     with torch.inference_mode(False), torch.no_grad():  # what is kept serves training, too
         value = make()
-    made[name] = (
-        (None, 0, value) if source is None else (weakref.ref(source), source._version, value)
-    )
+    if source is None:
+        made[name] = None, 0, value
+        return value
+
+    def gone(ref: weakref.ref[Tensor]) -> None:
+        if name in made and made[name][0] is ref:
+            del made[name]
+
+    made[name] = weakref.ref(source, gone), source._version, value
     return value

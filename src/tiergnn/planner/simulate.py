@@ -5,13 +5,15 @@ action first takes the seconds that nothing can lengthen, then sends its bytes, 
 wire with n transfers each goes at 1/n of the rate that it would have alone, and at ``duplex_frac``
 of that while the opposite wire is busy. Transfers on one wire keep their order of ending whatever
 joins or leaves, so its progress is one number, and an event costs a heap operation. Where one
-thread of the host queues all that a GPU does, nothing begins before it has come so far.
+thread of the host queues all that a GPU does, nothing begins before it has come so far; a step
+that is recorded is queued at once.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from heapq import heappop, heappush
 
 from tiergnn.hardware.machine import OPPOSITE, Link, Machine
@@ -19,6 +21,7 @@ from tiergnn.planner.cost import Costs, LinkUse
 from tiergnn.schedule.actions import Action, Op
 from tiergnn.schedule.meeting import meetings
 from tiergnn.schedule.order import waits
+from tiergnn.schedule.recording import LONGEST_S, recordable
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Span, Timeline
 
@@ -32,6 +35,15 @@ def simulate(schedule: Schedule, machine: Machine, costs: Costs) -> Timeline:
 
     Raises PlanError for a link that the machine lacks, and where actions wait forever.
     """
+    costs = costs.of_schedule(schedule)
+    if costs.queues and recordable(schedule):
+        recorded = _timeline(schedule, machine, replace(costs, queues=False))
+        if recorded.seconds <= LONGEST_S:
+            return recorded
+    return _timeline(schedule, machine, costs)
+
+
+def _timeline(schedule: Schedule, machine: Machine, costs: Costs) -> Timeline:
     clock = _Clock(schedule, machine, costs)
     clock.run()
     return clock.timeline()
@@ -63,8 +75,7 @@ class _Clock:
     """The state of one simulation."""
 
     def __init__(self, schedule: Schedule, machine: Machine, costs: Costs):
-        self.schedule, self.machine = schedule, machine
-        self.costs = costs.of_schedule(schedule)
+        self.schedule, self.machine, self.costs = schedule, machine, costs
         num = len(schedule.actions)
         self.start, self.end = [0.0] * num, [0.0] * num
         self.finished = 0

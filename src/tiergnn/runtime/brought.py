@@ -97,12 +97,6 @@ def pinned(block: Block) -> tuple[Block, Tensor]:
     return _copied(block, copy, out=True), memory
 
 
-def used_by_stream(block: Block, stream: torch.cuda.Stream) -> None:
-    """Keep the memory of a block on a GPU from others until what ``stream`` was told is done."""
-    for array in _all_arrays(block):
-        array.record_stream(stream)
-
-
 def topology_bytes(block: Block, *, out: bool) -> int:
     """Of what is brought of a block's in-edges, or of its out-edges."""
     if out:

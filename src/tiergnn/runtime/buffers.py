@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 
 from tiergnn.errors import PlanError, StoreError
-from tiergnn.kernels.block import Block
 from tiergnn.memory import pinning
 from tiergnn.memory.device import Arena
 from tiergnn.memory.lives import Life, lay_out
 from tiergnn.memory.scratch import Scratch
 from tiergnn.memory.store import RowStore
 from tiergnn.models.stages import Rows
-from tiergnn.runtime.brought import used_by_stream
 from tiergnn.runtime.host_memory import HostMemory
-from tiergnn.runtime.pending import Pending
+from tiergnn.runtime.pending import Pending, Turn
 from tiergnn.runtime.shared_rows import SharedRows
 from tiergnn.schedule.actions import Buffer, Op
 from tiergnn.schedule.check import peaks
@@ -72,6 +70,8 @@ class Buffers:
         self._lock = threading.Lock()
         self._given: dict[str, Any] = {}
         self._values: dict[str, Any] = {}
+        self._owners: dict[str, Turn] = {}  # whose stream what is on a GPU was taken on
+        self._turn = threading.local()  # of a lane's thread
         self._of = schedule.buffer_of
         self._alike: dict[Content, list[Buffer]] = {}
         for buffer in schedule.buffers:
@@ -92,11 +92,12 @@ class Buffers:
         given = [b for b in self._schedule.buffers if b.given and b.rank == self._rank]
         return sum(b.num_bytes for b in given if b.tier == tier)
 
-    def begin(self) -> None:
-        """A new step: nothing is held but what is given."""
-        self._settle()
+    def begin(self, *, recording: bool = False) -> None:
+        """A new step: nothing is held but what is given. ``recording``: a GPU is at nothing, and
+        must not be asked."""
+        self._settle(wait=not recording)
         with self._lock:
-            self._values = {}
+            self._values, self._owners = {}, {}
             self._held = dict(self._start)
         self._lay_out()
 
@@ -116,23 +117,33 @@ class Buffers:
         else:
             self._arena = Arena(self._layout, capacity_bytes=num_bytes, memory=pages)
 
-    def _settle(self) -> None:
+    def _settle(self, *, wait: bool = True) -> None:
         """Wait for a GPU that may still read and write in what was given back."""
         if self._pending is not None:
-            torch.cuda.synchronize(self.device)
+            if wait:
+                torch.cuda.synchronize(self.device)
             self._pending.clear()
 
     def abandon(self) -> None:
         """After a failure: let go of everything but what is given."""
         self._settle()
         with self._lock:
-            values, self._values = self._values, {}
+            values, self._values, self._owners = self._values, {}, {}
         for value in values.values():
             if isinstance(value, RowStore):
                 with suppress(StoreError):  # what failed first is what is told
                     value.close()
         self._arena = None
         self._memory.close()
+
+    def at(self, turn: Turn) -> None:
+        """What the calling thread does from now on is queued for an action of a lane."""
+        self._turn.now = turn
+
+    def passed(self, lane: str, other: str, index: int) -> None:
+        """A lane's stream comes after the action ``index`` of another lane."""
+        if self._pending is not None:
+            self._pending.passed(lane, other, index)
 
     def stop(self, error: BaseException) -> None:
         """Let go who waits for a place in host memory."""
@@ -211,19 +222,22 @@ class Buffers:
             self._pending.await_vacant(before, by_host=by_host)
 
     def release(self, names: Iterable[str]) -> None:
-        stream = then = None
+        then = None
         if self._pending is not None:
-            stream, then = torch.cuda.current_stream(self.device), torch.cuda.Event()
-            then.record(stream)
+            then = torch.cuda.Event()
+            then.record(self._turn.now.stream)
         for name in names:
             buffer = self._of[name]
             with self._lock:
-                value = self._values.pop(name, None)
+                value, owner = self._values.pop(name, None), self._owners.pop(name, None)
                 self._held[buffer.tier] -= buffer.num_bytes
             if isinstance(value, RowStore):
                 value.close()
-            if stream is not None and then is not None:
-                self._leave(buffer, value, stream, then)
+            if self._pending is not None and then is not None:
+                if buffer.tier == "host":
+                    self._pending.vacate(name, then)
+                elif owner is not None:
+                    self._pending.leave(value, buffer.num_bytes, owner, self._turn.now, then)
             if self._in_arena(buffer):
                 assert self._arena is not None
                 self._arena.release(name)
@@ -231,21 +245,6 @@ class Buffers:
     def _in_arena(self, buffer: Buffer) -> bool:
         mine = buffer.tier == "host" and not buffer.lasting and not self._shares(buffer.name)
         return mine and self._arena is not None
-
-    def _leave(
-        self, buffer: Buffer, value: Any, stream: torch.cuda.Stream, then: torch.cuda.Event
-    ) -> None:
-        """What a GPU is done with when the current stream has come so far: who releases comes
-        after all who use."""
-        assert self._pending is not None
-        if buffer.tier == "host":
-            self._pending.vacate(buffer.name, then)
-        elif buffer.tier == "device":
-            self._pending.leave(buffer.num_bytes, then)
-            if isinstance(value, Tensor) and value.device.type == "cuda":
-                value.record_stream(stream)
-            elif isinstance(value, Block):
-                used_by_stream(value, stream)
 
     # Content
 
@@ -279,6 +278,8 @@ class Buffers:
                 room = self._of_shared(name)
                 value = room if value.data_ptr() == room.data_ptr() else room.copy_(value)
         self._values[name] = value
+        if self._pending is not None and buffer.tier == "device":
+            self._owners[name] = self._turn.now
 
     def put_grad(self, name: str, grad: Tensor | None) -> None:
         """Write a gradient; None is zeros."""
@@ -290,6 +291,7 @@ class Buffers:
 
     def take(self, name: str) -> Any:
         """What a buffer holds, which it loses."""
+        self._owners.pop(name, None)
         return self._values.pop(name)
 
     def room(self, name: str) -> Tensor | RowStore:

@@ -9,7 +9,10 @@ order, so that every number has the same bits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,34 +28,46 @@ class Capture:
     """Of one model's step on a CUDA device; ``tensors`` are its parameters and buffers.
 
     ``budget_bytes``: the most that the process may hold on the device; None: all that there is.
+    ``stream`` is the one that steps run on, where what they hold goes from one to the next: then
+    a record takes the place of that, and needs no room of its own. None: any.
     """
 
     def __init__(
-        self, device: torch.device, tensors: Iterable[Tensor], budget_bytes: int | None = None
+        self,
+        device: torch.device,
+        tensors: Iterable[Tensor],
+        budget_bytes: int | None = None,
+        stream: torch.cuda.Stream | None = None,
     ):
-        self._device, self._budget_bytes = device, budget_bytes
+        self._device, self._budget_bytes, self._stream = device, budget_bytes, stream
         self._tensors = list(tensors)
         self._params = [t for t in self._tensors if isinstance(t, nn.Parameter)]
         self._seen = 0
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._pool: Any = None  # of the memory that the record keeps
         self._recorded: tuple[object, ...] = ()
         self._key: Key | None = None
         self._loss: Tensor | None = None
         self._grads: list[Tensor | None] = []
         self.refused = ""  # why nothing is recorded
 
-    def run(self, step: Callable[[Key], Tensor], key: Key, of: object) -> Tensor | None:
+    def run(
+        self, step: Callable[[Key], Tensor], key: Key, of: object, *, record: bool = True
+    ) -> Tensor | None:
         """The loss of ``step(key)``, its gradients in ``.grad``; None where it is not to be
         replayed: run it as it is.
 
-        ``of`` is what the step's loss is made by: a step that is another is not replayed.
+        ``of`` is what the step's loss is made by: a step that is another is not replayed. Without
+        ``record`` nothing is recorded now.
         """
         if self.refused or any(param.grad is not None for param in self._params):
             return None  # gradients that are added to are not where the record has them
         state = of, *((t.data_ptr(), t.requires_grad) for t in self._tensors)
         if self._graph is None or state != self._recorded:
             self._seen += 1
-            if self._seen <= EAGER or not self._has_room() or not self._record(step, state):
+            if self._seen <= EAGER or not record:
+                return None
+            if not self._has_room() or not self._record(step, state):
                 return None
         assert self._graph is not None
         assert self._key is not None
@@ -62,8 +77,23 @@ class Capture:
             param.grad = grad
         return self._loss
 
+    def forget(self) -> None:
+        """Give back what the record holds; it is made again when it is wanted."""
+        self._graph, self._pool, self._loss, self._grads = None, None, None, []
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """What the calling thread takes inside is memory that the record keeps, between replays."""
+        if self._pool is None:
+            yield
+            return
+        with torch.cuda.use_mem_pool(self._pool, self._device):
+            yield
+
     def _has_room(self) -> bool:
         """Whether twice what a step or an evaluation took so far goes beside what is held."""
+        if self._stream is not None:
+            return True
         held = torch.cuda.memory_allocated(self._device)
         peak = torch.cuda.max_memory_allocated(self._device)
         room = available_bytes(self._device) + held
@@ -74,20 +104,22 @@ class Capture:
 
     def _record(self, step: Callable[[Key], Tensor], state: tuple[object, ...]) -> bool:
         """Nothing is computed meanwhile. What cannot be recorded changes nothing either."""
-        self._graph, self._loss, self._grads = None, None, []
-        graph = torch.cuda.CUDAGraph()
+        self.forget()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         stream = torch.cuda.current_stream(self._device)
         try:
             with torch.cuda.device(self._device):
                 self._key = step_key(0, 0, self._device)
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"):
                     self._loss = step(self._key)
         except RuntimeError as error:  # it waits for the device, or memory is short
             torch.cuda.set_stream(stream)  # which a failed recording leaves as its own
             self._loss = None
+            _end(self._device, pool)
             self._refuse((str(error) or type(error).__name__).splitlines()[0])
         else:
             self._graph, self._recorded = graph, state
+            self._pool = SimpleNamespace(id=pool)  # what the library asks a pool for
             self._grads = [param.grad for param in self._params]
         for param in self._params:
             param.grad = None
@@ -96,3 +128,11 @@ class Capture:
     def _refuse(self, reason: str) -> None:
         self.refused = reason
         _log.info("steps are not recorded as a CUDA graph: %s", reason)
+
+
+def _end(device: torch.device, pool: Any) -> None:
+    """Have the allocator know that a recording is over: one that failed does not say so, and
+    nothing that is free could be given back any more."""
+    end: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)  # pyright: ignore
+    with suppress(RuntimeError):
+        end(device.index, pool)

@@ -8,8 +8,10 @@ Legend: V nodes, E edges, D features, C outputs, P rows of one part.
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,7 @@ from tiergnn.planner.strategies.passing import piece_bytes
 from tiergnn.runtime.again import until_sound
 from tiergnn.runtime.asked import Asked
 from tiergnn.runtime.buffers import Buffers
+from tiergnn.runtime.capture import Capture
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.given import Given
 from tiergnn.runtime.host_memory import HostMemory
@@ -46,13 +49,14 @@ from tiergnn.runtime.own_inputs import examples
 from tiergnn.runtime.parts import Parts
 from tiergnn.runtime.rows import Rows, bad_value, first_not_finite
 from tiergnn.runtime.slices import Slices
-from tiergnn.runtime.staged_walk import StagedWalk, buffers_put_back, peaks_of
+from tiergnn.runtime.staged_walk import StagedWalk, Stopped, buffers_put_back, peaks_of
 from tiergnn.runtime.staging import PIECE_BYTES, Staging
 from tiergnn.runtime.transfers import Transfers
 from tiergnn.runtime.visits import Share, Visits
 from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.check import check
 from tiergnn.schedule.contents import What
+from tiergnn.schedule.recording import LONGEST_S
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.workload import Workload
@@ -66,6 +70,8 @@ class Staged:
     evaluation; None: it is metered; with ``evaluates`` False there is none. ``asked`` are the nodes
     whose output evaluations give, in ascending order (None: all), for which there is host memory:
     for others their schedule is written anew. ``scratch`` is the folder for what goes to the disk.
+    ``capture``: a GPU's steps of up to ``LONGEST_S`` are recorded after the first ones and replayed
+    from then on (see ``Capture``), where no disk and no work of the host takes part in them.
     Schedules are written anew for the parts as they are, and proved.
     Raises PlanError for a plan of another graph, and where the parts do not fit its machine;
     ConfigError for a model that cannot be traced.
@@ -89,6 +95,7 @@ class Staged:
         evaluates: bool = True,
         asked: np.ndarray | None = None,
         scratch: str | Path | None = None,
+        capture: bool = False,
     ):
         if plan.strategy not in EVALUATIONS:
             raise PlanError(
@@ -150,6 +157,8 @@ class Staged:
             )
             weakref.finalize(self, self._scratch.close)  # of a run that failed, or was forgotten
         self._memory = HostMemory(self.device)
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._streams: dict[str, torch.cuda.Stream] = {}
         self._staging = Staging(self.device, piece_bytes(self.schedule) or PIECE_BYTES)
         made = {p.name: p.program for p in self.programs[True].prepared}
         self._given = Given(
@@ -164,6 +173,8 @@ class Staged:
                 training: self._walk(training, schedule, self._asked)
                 for training, schedule in self._schedules.items()
             }
+        self._took_s = 0.0  # the last training step
+        self._capture = self._made_capture() if capture else None
 
     def _evaluation_of(self, counts: list[int]) -> Schedule:
         """Of an evaluation that gives the output of so many nodes of each part."""
@@ -226,7 +237,9 @@ class Staged:
         transfers = Transfers(buffers, self.parts, decode, asked, self._staging)
         visits = Visits(program, schedule, buffers, self.parts)
         slices = Slices(program, buffers, self.parts, visits)
-        return StagedWalk(schedule, buffers, transfers, visits, more=slices.does)
+        return StagedWalk(
+            schedule, buffers, transfers, visits, more=slices.does, streams=self._streams
+        )
 
     def train_step(self, share: Share, step: int, *, measure: bool = False) -> float:
         """The schedule up to STEP: gradients add to ``.grad``. Gives the loss.
@@ -237,15 +250,62 @@ class Staged:
         """
         with out_of_memory(self.device, "training"):
             self.model.train(True)
-            return float(self._run(True, step_key(self.seed, step, self.device), share))
+            begun = time.perf_counter()
+            loss = float(self._run(True, step_key(self.seed, step, self.device), share))
+            self._took_s = time.perf_counter() - begun
+            return loss
 
     def _run(self, training: bool, key: Key | None, share: Share | None) -> Tensor:
         """A pass; where rows are kept on a disk that damages some, again."""
         walk = partial(self._walks[training].run, key, share)
+        self._staging.begin()
         if self._scratch is not None:
             return until_sound(walk, self.model, self._given.mend)
-        with buffers_put_back(self.model):
-            return walk()
+        with buffers_put_back(self.model), self._on_stream():
+            if self._capture is None:
+                return walk()
+            if training and key is not None:
+                return self._recorded(self._capture, key, share)
+            with self._capture.sharing():
+                return walk()
+
+    def _recorded(self, capture: Capture, key: Key, share: Share | None) -> Tensor:
+        """A training step, replayed where it was recorded: else action by action."""
+        walk = self._walks[True]
+        if walk.stopped():
+            raise Stopped
+        loss = capture.run(
+            lambda key: walk.run(key, share),
+            key,
+            (share, self._memory.of(0).data_ptr()),
+            record=self._took_s <= LONGEST_S,
+        )
+        if loss is None:
+            capture.forget()
+            loss = walk.run(key, share)
+        return loss
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """On a GPU all passes have one stream, and what they hold goes from one to the next."""
+        if self._stream is None:
+            yield
+            return
+        outside = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(outside)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            outside.wait_stream(self._stream)
+
+    def _made_capture(self) -> Capture | None:
+        """Where a GPU does everything, and no layer is called whole, whose Python might decide."""
+        opaque = any(stage.opaque for stage in self.programs[True].stages)
+        if opaque or not self._walks[True].queued:
+            return None
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return Capture(self.device, tensors, stream=self._stream)
 
     def stop_when(self, stopped: Callable[[], bool]) -> None:
         """Ask this between the actions of a training step, and give the step up if it is so."""
@@ -318,6 +378,8 @@ class Staged:
 
     def close(self) -> None:
         """Give host memory and the scratch folder back."""
+        if self._capture is not None:
+            self._capture.forget()
         for walk in self._walks.values():
             walk.close()
         self._given.close()

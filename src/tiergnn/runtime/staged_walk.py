@@ -23,6 +23,7 @@ from tiergnn.errors import PlanError, TiergnnError
 from tiergnn.kernels.dropout import Key
 from tiergnn.memory.lanes import Lanes, Ticket
 from tiergnn.runtime.buffers import Buffers
+from tiergnn.runtime.pending import Turn
 from tiergnn.runtime.staging import FIRST
 from tiergnn.runtime.visits import Share
 from tiergnn.runtime.walk import around
@@ -31,6 +32,7 @@ from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Span, Timeline
 
 _HOST_LANES = (Lane.HOST, Lane.DISK_READ, Lane.DISK_WRITE)
+_ROOM = (Op.RESERVE, Op.RELEASE)
 _DEVICE_LANES = {str(lane) for lane in (Lane.H2D, Lane.D2H)}
 
 
@@ -70,6 +72,7 @@ class Computes(Protocol):
 class StagedWalk:
     """One rank's actions of a schedule, to be walked once a step. ``more`` does further kinds of
     actions; ``watch`` is told of each before it is done, and of the first error at once.
+    ``streams`` has those of lanes, which schedules of a run share; missing ones are added.
 
     Raises PlanError for a schedule that asks for what this executor does not do.
     """
@@ -84,6 +87,7 @@ class StagedWalk:
         rank: int = 0,
         more: Mapping[Op, Callable[[Action], Any]] | None = None,
         watch: Watcher | None = None,
+        streams: dict[str, torch.cuda.Stream] | None = None,
     ):
         self.schedule, self._rank = schedule, rank
         self._buffers, self._visits, self._watch = buffers, visits, watch
@@ -123,17 +127,25 @@ class StagedWalk:
                         culprit=str(action),
                         hint="a schedule that tiergnn wrote",
                     )
-        streams = lanes if cuda else set[str]()
         self._after = _awaited(self._steps)
-        self._streams = {
-            lane: torch.cuda.Stream(buffers.device, priority=FIRST) for lane in sorted(streams)
-        }
+        self._lane_of = {action.index: str(action.lane) for action in self._steps}
+        self._waited_for = {i for after in self._after.values() for i in after}
+        streams = {} if streams is None else streams
+        for lane in sorted(lanes - streams.keys()) if cuda else ():
+            streams[lane] = torch.cuda.Stream(buffers.device, priority=FIRST)
+        self._streams = {lane: streams[lane] for lane in lanes if cuda}
         self._main: torch.cuda.Stream | None = None  # of the caller, for the compute lane
         self.stopped: Callable[[], bool] = lambda: False  # asked before every action
         self._spans: list[Span] = []
-        self._ends: dict[int, torch.cuda.Event] = {}
-        self._starts: dict[int, torch.cuda.Event] = {}
+        self._ends: dict[int, torch.cuda.Event] = {}  # that other lanes wait for
+        self._times: dict[int, tuple[torch.cuda.Event, torch.cuda.Event]] = {}  # begun, done
         self._begun: torch.cuda.Event | None = None  # with the clock at 0
+        self._recording = False
+
+    @property
+    def queued(self) -> bool:
+        """Whether a GPU does everything, as one thread queues it."""
+        return self._buffers.device.type == "cuda" and not self._lanes
 
     def run(self, key: Key | None, share: Share | None) -> Tensor:
         """Everything before STEP; the loss. Gradients of parameters are added to their ``.grad``.
@@ -141,14 +153,11 @@ class StagedWalk:
         A failure, Ctrl-C among them, leaves nothing held and no lane at work, and says where in the
         schedule it happened.
         """
-        self._spans, self._ends, self._starts = [], {}, {}
+        self._spans, self._ends, self._times = [], {}, {}
         self._visits.begin(key, share)
-        self._buffers.begin()
-        device = self._buffers.device
-        if device.type == "cuda":
-            self._main = torch.cuda.current_stream(device)
-            self._begun = _event(self._main)
-            self._begun.synchronize()
+        self._recording = self.queued and torch.cuda.is_current_stream_capturing()
+        self._buffers.begin(recording=self._recording)
+        self._fork()
         begun = time.perf_counter()
         try:
             with (
@@ -157,12 +166,28 @@ class StagedWalk:
             ):
                 self._walk(lanes, begun)
                 lanes.drain()
+            for stream in self._streams.values():
+                assert self._main is not None
+                self._main.wait_stream(stream)
             return self._visits.loss()
         except BaseException:
-            self._buffers.abandon()
+            if not self._recording:  # which has done nothing
+                self._buffers.abandon()
             raise
         finally:
             self._visits.begin(None, None)
+
+    def _fork(self) -> None:
+        """Have the streams of all lanes come after what the caller's was told."""
+        device = self._buffers.device
+        if device.type != "cuda":
+            return
+        self._main = torch.cuda.current_stream(device)
+        self._begun = self._mark(self._main)
+        for stream in self._streams.values():
+            stream.wait_stream(self._main)
+        if not self._recording:
+            self._begun.synchronize()
 
     def _fail(self, error: BaseException) -> None:
         """Let go who waits, on this rank and on others."""
@@ -173,7 +198,7 @@ class StagedWalk:
     def _walk(self, lanes: Lanes, begun: float) -> None:
         tickets: dict[int, Ticket] = {}
         for action in self._steps:
-            if self.stopped():
+            if self.stopped() and not self._recording:
                 raise Stopped
             if action.lane in self._queued:
                 self._do(action, begun)
@@ -219,49 +244,70 @@ class StagedWalk:
         """Have a lane's stream, or a lane that works on host memory, wait for what was queued."""
         if self._buffers.device.type != "cuda":
             return
-        for end in (self._ends[i] for i in self._after[action.index] if i in self._ends):
+        for i in self._after[action.index]:
             if action.lane in _HOST_LANES:
-                end.synchronize()
+                self._ends[i].synchronize()
             else:
-                end.wait(stream or self._main)
+                self._ends[i].wait(stream or self._main)
+                self._buffers.passed(str(action.lane), self._lane_of[i], i)
 
     def _queue(self, action: Action, stream: torch.cuda.Stream | None) -> int:
         """Do an action, or queue it on its lane's stream; gives the bytes that it moves."""
         if self._main is None:
             return self._does[action.op](action) or 0
-        mine = stream or self._main
+        mine, index = stream or self._main, action.index
+        self._buffers.at(Turn(str(action.lane), mine, index))
         # To look up, each time, which stream is the current one takes the host longest.
         torch.cuda.set_stream(mine)
         try:
-            self._starts[action.index] = _event(mine)
+            start = None if action.op in _ROOM else self._mark(mine)
             moved = self._does[action.op](action) or 0
-            self._ends[action.index] = _event(mine)
+            end = None if start is None else self._mark(mine)
+            if start is not None and end is not None:
+                self._times[index] = start, end
+            if index in self._waited_for:
+                # What a recording marks for the clock is nothing that its other lanes wait for.
+                if end is None or self._recording:
+                    end = torch.cuda.Event()
+                    end.record(mine)
+                self._ends[index] = end
         finally:
             torch.cuda.set_stream(self._main)
         return moved
+
+    def _mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """An event of a stream, for the clock; of a recorded step at each time that it runs."""
+        event = torch.cuda.Event(enable_timing=True, external=self._recording)
+        event.record(stream)
+        return event
 
     def timeline(self) -> Timeline | None:
         """When each action of the last step ran; of a GPU, by its events."""
         if not self._spans:
             return None
         peaks = self._buffers.peak_bytes
-        spans = map(self._as_run, self._spans)
         return Timeline(
             source="measured",
-            spans=tuple(sorted(spans, key=lambda span: span.index)),
+            spans=tuple(self._as_run(sorted(self._spans, key=lambda span: span.index))),
             peak_bytes=tuple((self._rank, tier, num_bytes) for tier, num_bytes in peaks.items()),
         )
 
-    def _as_run(self, span: Span) -> Span:
-        """Its time on the GPU, where that does what was queued."""
-        if self._begun is None or span.lane in _HOST_LANES:
-            return span
-        self._ends[span.index].synchronize()
-        start_s, end_s = (
-            self._begun.elapsed_time(events[span.index]) / 1000
-            for events in (self._starts, self._ends)
-        )
-        return replace(span, start_s=start_s, end_s=end_s)
+    def _as_run(self, spans: Iterable[Span]) -> Iterator[Span]:
+        """When a GPU did what was queued; to make room takes it no time."""
+        before: dict[str, float] = {}
+        for span in spans:
+            if self._begun is None or span.lane in _HOST_LANES:
+                yield span
+                continue
+            lane = str(span.lane)
+            start_s = end_s = before.get(lane, 0.0)
+            if span.index in self._times:
+                start, end = self._times[span.index]
+                end.synchronize()
+                start_s = self._begun.elapsed_time(start) / 1000
+                end_s = self._begun.elapsed_time(end) / 1000
+            before[lane] = end_s
+            yield replace(span, start_s=start_s, end_s=end_s)
 
     def answers(self) -> Iterator[Tensor]:
         """The lasting rows that the last step left, by parts; each is let go of when it is given,
@@ -303,13 +349,6 @@ def _awaited(steps: Sequence[Action]) -> dict[int, list[int]]:
         seen |= {(own, lane): i for lane, i in new.items()}
         found[action.index] = sorted(new.values())
     return found
-
-
-def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Recorded there."""
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(stream)
-    return event
 
 
 def peaks_of(

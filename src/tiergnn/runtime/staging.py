@@ -46,6 +46,11 @@ class Staging:
         self._lock = threading.Lock()
         self._rings: dict[bool, _Ring] = {}
 
+    def begin(self) -> None:
+        """Of a step, when the device has done what came before."""
+        for ring in self._rings.values():
+            ring.begin()
+
     def bring(
         self,
         stored: Sequence[Tensor],
@@ -169,15 +174,21 @@ class _Ring:
         self._buffers = [
             torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(_TURNS)
         ]
+        self.begin()
+        self._next, self._links = 0, set[torch.cuda.Stream]()
+
+    def begin(self) -> None:
+        """What events of before stand for is done, and a recording refuses them."""
         self._crossed, self._turned = ([torch.cuda.Event() for _ in range(_TURNS)] for _ in "ab")
-        self._next = 0
 
     def move(self, pieces: Iterable[_Piece], into: bool) -> None:
         link, kernels = torch.cuda.current_stream(self._device), self._kernels
         kernels.wait_stream(link)
-        for buffer in self._buffers:  # which may be let go of before the device is done
-            buffer.record_stream(link)
-            buffer.record_stream(kernels)
+        if link not in self._links:
+            self._links.add(link)
+            for buffer in self._buffers:  # which may be let go of before the device is done
+                buffer.record_stream(link)
+                buffer.record_stream(kernels)
         for piece in pieces:
             turn = self._next = (self._next + 1) % _TURNS
             count = piece.dtype.itemsize * torch.Size(piece.shape).numel()

@@ -156,22 +156,24 @@ class Visits:
                 if grad is not None:
                     self._buffers.get(name).add_(grad)
             elif holds.what in _GRADS:
-                self._buffers.put(name, self._grad(stage, name, holds, found))
+                self._buffers.put(name, self._grad(name, holds, found, grads))
 
-    def _grad(self, stage: Stage, name: str, holds: Content, found: dict[str, Tensor]) -> Tensor:
+    def _grad(
+        self, name: str, holds: Content, found: dict[str, Tensor], given: dict[str, Tensor]
+    ) -> Tensor:
         """The gradient of rows that were gathered (and read as own ones, too), or read."""
         grad, own = found.pop(holds.of, None), None
         if holds.what is What.SOURCES_GRAD:
             own = found.pop(f"own:{holds.of}", None)
-        if grad is None or own is not None:
+        if grad is None or (own is not None and not _is_own(grad, given)):
             total: Any = self._buffers.room(name)
             if grad is None:
                 total.zero_()
             else:
                 total.copy_(grad)
-            if own is not None:
-                total[: own.shape[0]] += own
-            return total
+            grad = total
+        if own is not None:
+            grad[: own.shape[0]] += own
         return grad
 
     def moments(self, action: Action) -> None:
@@ -204,3 +206,9 @@ class Visits:
         loss.backward()
         self._losses.append(loss.detach())
         self._buffers.put_grad(action.writes[0], rows.grad)
+
+
+def _is_own(grad: Tensor, given: dict[str, Tensor]) -> bool:
+    """Whether a gradient is memory of its own, and not that of one that was given."""
+    theirs = {rows.untyped_storage().data_ptr() for rows in given.values()}
+    return grad.is_contiguous() and grad.untyped_storage().data_ptr() not in theirs

@@ -169,6 +169,8 @@ def resident(
             "seed": options.seed,
             "normalize_rows": options.normalize_features == "row",
         }
+        # A criterion of the caller's may decide anew at every step.
+        capture = options.capture and not callable(options.criterion)
         if plan is not None and plan.strategy in (*EVALUATIONS, *RANKED):
             splits = choose_splits(graph, options.split, options.seed)
             by_parts["labelled"] = splits["train"]
@@ -179,7 +181,9 @@ def resident(
             by_parts |= {"parts": parts, "evaluated": evaluated}
             made = Ranked(model, featured, plan, transport, **by_parts)
         elif plan is not None and plan.strategy in EVALUATIONS:
-            made = Staged(model, featured, plan, scratch=plan.scratch or None, **by_parts)
+            made = Staged(
+                model, featured, plan, scratch=plan.scratch or None, capture=capture, **by_parts
+            )
         else:
             made = Resident(
                 model,
@@ -192,8 +196,7 @@ def resident(
                 budget_bytes=options.device_memory_bytes,
                 schedule=None if plan is None else plan.schedule,
                 prepare=options.prepare if plan is None else bool(plan.workload.prepared),
-                # A criterion of the caller's may decide anew at every step.
-                capture=options.capture and not callable(options.criterion),
+                capture=capture,
             )
     if plan is not None:
         _check_stages(plan, made)

@@ -49,5 +49,5 @@ def in_order(
         return None
     ordered = weight_E.detach().to(dtype)
     if edge_E is not None:
-        ordered = ordered[edge_E]
+        ordered = ordered.index_select(0, edge_E)
     return ordered.contiguous().numpy()
