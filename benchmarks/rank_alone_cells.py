@@ -106,7 +106,9 @@ def _in_place(rows: Tensor, device: torch.device) -> tuple[int, Callable[[], Any
 def _pulled(rows: Tensor, device: torch.device) -> tuple[int, Callable[[], Any]]:
     index = torch.arange(len(rows), dtype=torch.int32, device=device)
     out = torch.empty(rows.shape, device=device)
-    return out.nbytes, lambda: gather(rows, index, out=out)
+    table = RowTable([out[:0], rows])
+    places = table.places(index)
+    return out.nbytes, lambda: gather(table, places, out=out)
 
 
 def _best(device: torch.device, what: tuple[int, Callable[[], Any]]) -> float:
@@ -140,8 +142,10 @@ def machine_of(name: str, rates: dict[str, Any]) -> Machine:
 class Ready:
     """A shape's graph in blocks of nodes, what rank 0 has of it, and what the others would say."""
 
-    def __init__(self, name: str, shapes: Shapes, device: torch.device, shelf: Shelf):
-        self.device, self.shelf = device, shelf
+    def __init__(
+        self, name: str, shapes: Shapes, device: torch.device, shelf: Shelf, *, waits: bool
+    ):
+        self.device, self.shelf, self._waits = device, shelf, waits
         self.graph: Graph = shapes.graph(name)
         shapes.graph.cache_clear()
         self.parts: Partition = partition(self.graph, RANKS, "block")
@@ -166,7 +170,7 @@ class Ready:
         return held
 
     def transport(self) -> Alone:
-        return Alone(RANK, RANKS, self.absent, shelf=self.shelf)
+        return Alone(RANK, RANKS, self.absent, shelf=self.shelf, waits=self._waits)
 
     def built(self, model: str) -> nn.Module:
         torch.manual_seed(0)

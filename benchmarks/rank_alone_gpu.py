@@ -84,6 +84,7 @@ def measure_all(args: argparse.Namespace) -> None:
     begun = time.monotonic()
     device, shelf = device_of(args.device), Shelf()
     record: dict[str, Any] = {**provenance(), "ranks": RANKS, "rank": RANK, "shrink": args.shrink}
+    record["waits"] = args.waits
     if device.type == "cuda":
         record["gpu"] = torch.cuda.get_device_name()
     rates = rates_of(device, shelf, 2**29 if device.type == "cuda" else 2**22)
@@ -93,7 +94,7 @@ def measure_all(args: argparse.Namespace) -> None:
     shapes, longest = Shapes(args.device, args.shrink), 0.0
     for name in dict.fromkeys(cell.split()[0] for cell in args.cells):
         start = time.monotonic()
-        ready = Ready(name, shapes, device, shelf)
+        ready = Ready(name, shapes, device, shelf, waits=args.waits)
         emptied(device)
         record["ready_s"][name] = time.monotonic() - start
         print(f"{name} ready after {record['ready_s'][name]:.0f} s", flush=True)
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--ablation", action="store_true", help="also LEO's switches, one by one")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--machine", default="h200", help="a preset or a file")
+    parser.add_argument("--waits", action="store_true", help="the host waits in every meeting")
     parser.add_argument("--epochs", type=int, default=5, help="timed, after two that are not")
     parser.add_argument("--cell-s", type=float, default=4.0, help="of epochs, but two are timed")
     parser.add_argument("--shrink", type=int, default=1, help="graphs this many times smaller")

@@ -38,14 +38,15 @@ def page(record: dict[str, Any]) -> str:
     rows = [row for row in record["rows"] if "failed" not in row]
     failed = [f"- {row['cell']} {row['way']}: failed" for row in record["rows"] if "failed" in row]
     gpu = record.get("gpu", "no GPU: to try the script")
+    meet = "hold the host up" if record["waits"] else "only stand in order on the device"
     lines = [
         f"# Rank {record['rank']} of {record['ranks']}, alone on one device",
         "",
         f"{gpu}. {sentence(record)} The other ranks' rows lie in host memory behind the link "
         f"(copies in {record['rates_Bps']['h2d'] / 1e9:.1f} GB/s); they are never late, and read "
-        "nothing of this rank. Predicted: the simulator, on a machine whose peers are behind that "
-        "link. Bound: every row of others that a pass reads once, but those of inputs, over the "
-        "link's rate.",
+        f"nothing of this rank; meetings {meet}. Predicted: the simulator, on a machine whose "
+        "peers are behind that link. Bound: every row of others that a pass reads once, but those "
+        "of inputs, over the link's rate.",
         *(["", *failed] if failed else []),
     ]
     for cell in dict.fromkeys(row["cell"] for row in rows):

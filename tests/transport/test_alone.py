@@ -11,6 +11,7 @@ from tests.transport.contract import (
     check_unknown_channel,
 )
 from tiergnn.errors import ConfigError, RankError
+from tiergnn.transport import alone
 from tiergnn.transport.alone import Absent, Alone, Shelf
 
 SIZE, RANK = 4, 2
@@ -67,6 +68,17 @@ def test_sums_and_broadcasts_are_its_own():
     assert total.tolist() == [0, 1, 2]
     t.barrier(channel="peer")
     t.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_whoever_meets_waits_where_that_was_asked_for(waits, monkeypatch):
+    waited = []
+    monkeypatch.setattr(alone, "finish", lambda: waited.append(1))
+    t = Alone(RANK, SIZE, waits=waits)
+    t.barrier()
+    t.all_reduce([torch.zeros(1)])
+    t.exchange(torch.zeros(4, 1), [1] * 4)
+    assert len(waited) == (4 if waits else 0)
 
 
 @pytest.mark.parametrize("rows", [None, [3, 5, 2, 0]])

@@ -2,9 +2,9 @@
 
 The other ranks are absent. Rows of theirs lie in host memory, pinned where the device is a GPU, so
 that they come over the device's link to the host as they would over one to a peer, in place or in
-bulk. Meetings end as soon as what this rank has queued is done, sums over ranks are its own values,
-and nobody reads what it gives. Its times and bytes are those of a rank whose peers are never late;
-its numbers are those of a job only where ``Absent`` knows them.
+bulk. Meetings end at once, sums over ranks are its own values, and nobody reads what it gives. Its
+times and bytes are those of a rank whose peers are never late; its numbers are those of a job only
+where ``Absent`` knows them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,11 @@ class Shelf:
 
 
 class Alone(Transport):
-    """Rank ``rank`` of ``size``. ``shelf`` is its owner's to close; None: one of its own."""
+    """Rank ``rank`` of ``size``. ``shelf`` is its owner's to close; None: one of its own.
+
+    On a GPU what meets only stands in order on the current stream, as with ranks that meet there.
+    ``waits``: whoever meets waits until the stream has come so far, as over a board.
+    """
 
     name = "alone"
     reads_in_place = True
@@ -88,6 +92,7 @@ class Alone(Transport):
         absent: Absent | None = None,
         *,
         shelf: Shelf | None = None,
+        waits: bool = False,
         channels: Sequence[str] = CHANNELS,
         **options: Any,
     ) -> None:
@@ -95,7 +100,7 @@ class Alone(Transport):
         for each in range(size):
             board.join(each)
         super().__init__(board, rank, channels=channels, **options)
-        self._others = absent or Absent()
+        self._others, self._waits = absent or Absent(), waits
         self._shelf, self._ours = shelf or Shelf(), shelf is None
         self._rows: Sequence[int] | None = None  # of all ranks, of what is being allocated
         self._outboxes: dict[str, Tensor] = {}  # channel -> memory of what others give
@@ -146,10 +151,14 @@ class Alone(Transport):
         """There is nobody to compare with."""
 
     def _sum(self, tensors: Sequence[Tensor], channel: str, what: str) -> None:
-        finish()
+        self._settle()
 
     def _meet(self, channel: str, what: str) -> None:
-        finish()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._waits:
+            finish()
 
     def _swap(
         self,
@@ -161,7 +170,7 @@ class Alone(Transport):
         what: str,
         everyone: bool,
     ) -> Tensor:
-        finish()  # as where others read these rows from now on
+        self._settle()
         first = 0 if everyone else sum(give[: self.rank])
         own = rows[first : first + give[self.rank]]
         given = self._others.give(rows, what, self.size)
@@ -181,7 +190,7 @@ class Alone(Transport):
             if len(each):
                 place.copy_(each.detach(), non_blocking=True)
         self.taken_bytes += (sum(counts) - counts[self.rank]) * rows_bytes(rows)
-        finish()
+        self._settle()
         return got
 
     def _zeros(self, like: Tensor, counts: list[int], channel: str) -> list[Tensor]:
