@@ -74,9 +74,12 @@ def knobs_of(way: str) -> tuple[str, Knobs]:
 
 
 def rates_of(device: torch.device, shelf: Shelf, num_bytes: int) -> dict[str, Any]:
-    """Bytes a second: copies, rows that sums read in place at random, rows pulled in order."""
+    """Bytes a second: copies, alone and from where absent ranks' rows lie (``bulk``); rows that
+    sums read in place at random, and rows pulled in order."""
     found: dict[str, Any] = {**link_rates(device), "in_place": {}, "pulled": {}}
     memory = shelf.take(num_bytes)
+    room = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    found["bulk"] = _best(device, (num_bytes, lambda: room.copy_(memory, non_blocking=True)))
     for width in WIDTHS:
         rows = memory[: num_bytes // width * width].view(torch.float32).view(-1, width // 4)
         found["in_place"][width] = _best(device, _in_place(rows, device))

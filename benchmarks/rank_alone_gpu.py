@@ -119,7 +119,10 @@ def measure_all(args: argparse.Namespace) -> None:
 
 
 def rates_text(rates: dict[str, Any]) -> str:
-    lines = [", ".join(f"{way} {rates[way] / 1e9:.1f}" for way in ("h2d", "d2h", "both")) + " GB/s"]
+    lines = [
+        ", ".join(f"{way} {rates[way] / 1e9:.1f}" for way in ("h2d", "bulk", "d2h", "both"))
+        + " GB/s"
+    ]
     for what in ("in_place", "pulled"):
         each = ", ".join(f"{width}: {rate / 1e9:.1f}" for width, rate in rates[what].items())
         lines.append(f"rows {what} by their bytes, GB/s: {each}")

@@ -101,7 +101,8 @@ class Replay(Alone):
     """The rank alone, where others' rows are those of the record whenever ranks have met."""
 
     def __init__(self, rank: int, size: int, record: Record, **options: Any) -> None:
-        super().__init__(rank, size, Recorded(record), **options)
+        # Others' rows in host memory change at once, whatever still reads them on the device.
+        super().__init__(rank, size, Recorded(record), waits=True, **options)
         self._record = record
 
     def barrier(self, *, channel: str = "main", tag: str = "barrier") -> None:
