@@ -257,11 +257,12 @@ class Block:
     @cached_property
     def loop_edge(self) -> Tensor:
         """int64 [P]: position of each row's last self-loop among the edges; -1: it has none."""
-        loops = torch.nonzero(self.col == self.edge_dst).flatten()
-        rows = torch.searchsorted(self.rowptr, loops, right=True) - 1
+        rows = self.edge_dst
+        place = torch.arange(self.num_edges, device=self.device)
+        place = place.masked_fill_(self.col != rows, -1)
         out = torch.full((self.num_dst,), -1, dtype=torch.int64, device=self.device)
         # Positions ascend, so the greatest is the last: no write order is relied on.
-        return out.scatter_reduce(0, rows, loops, "amax")
+        return out.scatter_reduce(0, rows, place, "amax")
 
     def loop_weight(self, weight_E: Tensor | None = None, *, fill: float = 1.0) -> Tensor | float:
         """The weight of the one loop that every row gets, [P] or a number.

@@ -381,6 +381,8 @@ def _loops(block: Block) -> Tensor | None:
 
     def find() -> Tensor | None:
         loops = block.col == block.edge_dst
-        return loops if bool(loops.any()) else None
+        # What is recorded cannot wait for an answer.
+        recording = block.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return loops if recording or bool(loops.any()) else None
 
     return kept(block, ("loops",), None, find)

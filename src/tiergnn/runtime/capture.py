@@ -51,23 +51,18 @@ class Capture:
         self._grads: list[Tensor | None] = []
         self.refused = ""  # why nothing is recorded
 
-    def run(
-        self, step: Callable[[Key], Tensor], key: Key, of: object, *, record: bool = True
-    ) -> Tensor | None:
+    def run(self, step: Callable[[Key], Tensor], key: Key, of: object) -> Tensor | None:
         """The loss of ``step(key)``, its gradients in ``.grad``; None where it is not to be
         replayed: run it as it is.
 
-        ``of`` is what the step's loss is made by: a step that is another is not replayed. Without
-        ``record`` nothing is recorded now.
+        ``of`` is what the step's loss is made by: a step that is another is not replayed.
         """
         if self.refused or any(param.grad is not None for param in self._params):
             return None  # gradients that are added to are not where the record has them
         state = of, *((t.data_ptr(), t.requires_grad) for t in self._tensors)
         if self._graph is None or state != self._recorded:
             self._seen += 1
-            if self._seen <= EAGER or not record:
-                return None
-            if not self._has_room() or not self._record(step, state):
+            if self._seen <= EAGER or not self._has_room() or not self._record(step, state):
                 return None
         assert self._graph is not None
         assert self._key is not None
@@ -107,6 +102,8 @@ class Capture:
         self.forget()
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         stream = torch.cuda.current_stream(self._device)
+        generator = torch.cuda.default_generators[self._device.index]
+        drawn = generator.clone_state()
         try:
             with torch.cuda.device(self._device):
                 self._key = step_key(0, 0, self._device)
@@ -116,6 +113,7 @@ class Capture:
             torch.cuda.set_stream(stream)  # which a failed recording leaves as its own
             self._loss = None
             _end(self._device, pool)
+            generator.graphsafe_set_state(drawn)  # it waits for the end of the recording
             self._refuse((str(error) or type(error).__name__).splitlines()[0])
         else:
             self._graph, self._recorded = graph, state

@@ -8,7 +8,6 @@ Legend: V nodes, E edges, D features, C outputs, P rows of one part.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -70,8 +69,8 @@ class Staged:
     evaluation; None: it is metered; with ``evaluates`` False there is none. ``asked`` are the nodes
     whose output evaluations give, in ascending order (None: all), for which there is host memory:
     for others their schedule is written anew. ``scratch`` is the folder for what goes to the disk.
-    ``capture``: a GPU's steps of up to ``LONGEST_S`` are recorded after the first ones and replayed
-    from then on (see ``Capture``), where no disk and no work of the host takes part in them.
+    ``capture``: a GPU's steps, planned for ``LONGEST_S`` at most, are recorded after the first ones
+    and replayed from then on (see ``Capture``), where no disk and no work of the host is in them.
     Schedules are written anew for the parts as they are, and proved.
     Raises PlanError for a plan of another graph, and where the parts do not fit its machine;
     ConfigError for a model that cannot be traced.
@@ -173,7 +172,6 @@ class Staged:
                 training: self._walk(training, schedule, self._asked)
                 for training, schedule in self._schedules.items()
             }
-        self._took_s = 0.0  # the last training step
         self._capture = self._made_capture() if capture else None
 
     def _evaluation_of(self, counts: list[int]) -> Schedule:
@@ -250,10 +248,7 @@ class Staged:
         """
         with out_of_memory(self.device, "training"):
             self.model.train(True)
-            begun = time.perf_counter()
-            loss = float(self._run(True, step_key(self.seed, step, self.device), share))
-            self._took_s = time.perf_counter() - begun
-            return loss
+            return float(self._run(True, step_key(self.seed, step, self.device), share))
 
     def _run(self, training: bool, key: Key | None, share: Share | None) -> Tensor:
         """A pass; where rows are kept on a disk that damages some, again."""
@@ -274,12 +269,8 @@ class Staged:
         walk = self._walks[True]
         if walk.stopped():
             raise Stopped
-        loss = capture.run(
-            lambda key: walk.run(key, share),
-            key,
-            (share, self._memory.of(0).data_ptr()),
-            record=self._took_s <= LONGEST_S,
-        )
+        of = share, self._memory.of(0).data_ptr()
+        loss = capture.run(lambda key: walk.run(key, share), key, of)
         if loss is None:
             capture.forget()
             loss = walk.run(key, share)
@@ -300,9 +291,10 @@ class Staged:
             outside.wait_stream(self._stream)
 
     def _made_capture(self) -> Capture | None:
-        """Where a GPU does everything, and no layer is called whole, whose Python might decide."""
+        """Where a GPU does everything in a step that is not too long to wait for, and no layer is
+        called whole, whose Python might decide."""
         opaque = any(stage.opaque for stage in self.programs[True].stages)
-        if opaque or not self._walks[True].queued:
+        if opaque or not self._walks[True].queued or self.plan.seconds > LONGEST_S:
             return None
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return Capture(self.device, tensors, stream=self._stream)
