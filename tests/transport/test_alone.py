@@ -89,7 +89,7 @@ def test_allocate(rows):
     assert held.peers[RANK] is held.own
     held.own.fill_(1)
     assert not any(peer.any() for r, peer in enumerate(held.peers) if r != RANK)
-    with pytest.raises(ConfigError, match="rank 2 of 4 wanted 2"):
+    with pytest.raises(ConfigError, match="was to have 3 rows, 2 were wanted"):
         t.allocate("g", (2, 5), torch.float32, rows=[2, 2, 3, 2])
     t.close()
 

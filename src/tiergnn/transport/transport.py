@@ -143,15 +143,11 @@ class Transport(ABC):
         *,
         rows: Sequence[int] | None = None,
     ) -> Allocated:
-        """Zeroed memory of a name, the same on all ranks and in the same order; each has its own
-        number of rows (``rows``: those of all, where they are known). Asked for again it is given
-        again: it lives until ``close``."""
+        """Zeroed memory of a name, the same on all ranks and in the same order, each its own number
+        of rows (``rows``: of all, if known). Asked for again it is given again, until ``close``."""
         shape = tuple(shape)
-        if rows is not None and (len(rows) != self.size or rows[self.rank] != shape[0]):
-            raise ConfigError(
-                f"{name} was to have rows {list(rows)}, rank {self.rank} of {self.size} "
-                f"wanted {shape[0]}"
-            )
+        if rows is not None and rows[self.rank] != shape[0]:
+            raise ConfigError(f"{name} was to have {rows[self.rank]} rows, {shape[0]} were wanted")
         if name in self._allocated:
             have = self._allocated[name]
             if (tuple(have.own.shape), have.own.dtype) != (shape, dtype):
