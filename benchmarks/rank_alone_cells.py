@@ -37,6 +37,7 @@ from tiergnn.planner.simulate import simulate
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.known import STRATEGIES
 from tiergnn.runtime.absent import AbsentRanks
+from tiergnn.runtime.capture import EAGER
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.rank_graph import RankGraph
 from tiergnn.runtime.ranked import Ranked
@@ -146,9 +147,16 @@ class Ready:
     """A shape's graph in blocks of nodes, what rank 0 has of it, and what the others would say."""
 
     def __init__(
-        self, name: str, shapes: Shapes, device: torch.device, shelf: Shelf, *, waits: bool
+        self,
+        name: str,
+        shapes: Shapes,
+        device: torch.device,
+        shelf: Shelf,
+        *,
+        waits: bool,
+        capture: bool,
     ):
-        self.device, self.shelf, self._waits = device, shelf, waits
+        self.device, self.shelf, self._waits, self.capture = device, shelf, waits, capture
         self.graph: Graph = shapes.graph(name)
         shapes.graph.cache_clear()
         self.parts: Partition = partition(self.graph, RANKS, "block")
@@ -223,6 +231,9 @@ def _turned(graph: Graph, device: torch.device) -> Graph:
 # A cell
 
 
+UNTIMED = EAGER + 1  # epochs: kernels are compiled, and a step is recorded
+
+
 class Epochs(NamedTuple):
     seconds: list[float]
     losses: list[float]
@@ -253,6 +264,7 @@ def measured(
                 device=ready.device,
                 evaluated=works[1],
                 held=ready.held,
+                capture=ready.capture,
             )
         ) as ranked,
     ):
@@ -269,12 +281,12 @@ def _row(ranked: Ranked, found: Epochs, machine: Machine, layout: Layout) -> dic
     assert timeline is not None
     by_index = {span.index: span.moved_bytes for span in timeline.spans}
     moved = _moved(ranked.schedule, by_index)
-    moved["read"] += found.taken[-1]
+    moved["read"] += max(found.taken)  # a step that is replayed calls no transport
     counted = [a for a in ranked.schedule.actions if a.rank == RANK and a.op in _COUNTED]
     predicted = simulate(ranked.schedule, machine, Costs.of(machine))
     busy = {lane: s for (_, lane), s in timeline.busy_s().items() if s}
     return {
-        "epoch_s": statistics.median(found.seconds[2:]),
+        "epoch_s": statistics.median(found.seconds[UNTIMED:]),
         "epochs_s": found.seconds,
         "predicted_s": predicted.seconds,
         "predicted_busy_s": {lane: s for (r, lane), s in predicted.busy_s().items() if r == RANK},
@@ -289,7 +301,7 @@ def _row(ranked: Ranked, found: Epochs, machine: Machine, layout: Layout) -> dic
 
 
 def _epochs(ready: Ready, ranked: Ranked, t: Alone, count: int, limit_s: float) -> Epochs:
-    """Each from an idle device to an idle device; the first two warm up."""
+    """Each from an idle device to an idle device; the first UNTIMED warm up, or are recorded."""
     optimizer = torch.optim.Adam(ranked.model.parameters(), lr=0.01)
     found, begun = Epochs([], [], []), time.perf_counter()
     for epoch in range(1, count + 1):

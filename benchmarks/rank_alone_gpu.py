@@ -7,7 +7,7 @@ read of this rank does not go the other way. A way is "strategy caches switches"
 keeps a quarter of all rows on the device and 15% in host memory, ``serial`` is without a pipeline
 and ``sync`` refreshes caches before anything is summed.
 
-Each row has the measured epoch (the median of some, the first two dropped), the simulator's for the
+Each row has the measured epoch (the median of some, the first dropped), the simulator's for the
 same schedule on a machine whose peers are behind this link, the bytes read of others, the bound
 "unique rows of others x bytes / measured link rate" and the share of the epoch that it is, and the
 share in which the busiest lane was busy. Rows are written as soon as they are known; nothing is
@@ -29,7 +29,17 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as th
 import torch
 
 from provenance import RESULTS, provenance
-from rank_alone_cells import RANK, RANKS, Ready, device_of, emptied, machine_of, measured, rates_of
+from rank_alone_cells import (
+    RANK,
+    RANKS,
+    UNTIMED,
+    Ready,
+    device_of,
+    emptied,
+    machine_of,
+    measured,
+    rates_of,
+)
 from rank_alone_table import page
 from staged_gpu import Shapes
 from tiergnn.hardware.machine import Machine
@@ -60,7 +70,7 @@ def line_of(row: dict[str, Any]) -> str:
 def row_of(ready: Ready, cell: str, way: str, run: Run) -> dict[str, Any]:
     row: dict[str, Any] = {"cell": cell, "way": way}
     try:
-        row |= measured(ready, cell.split()[1], way, run.machine, run.epochs + 2, run.cell_s)
+        row |= measured(ready, cell.split()[1], way, run.machine, run.epochs + UNTIMED, run.cell_s)
     except Exception as error:  # told in its row; the next one is begun
         told = traceback.format_exception(error, limit=-8)
         return row | {"failed": "".join(told)[-4000:]}
@@ -84,7 +94,7 @@ def measure_all(args: argparse.Namespace) -> None:
     begun = time.monotonic()
     device, shelf = device_of(args.device), Shelf()
     record: dict[str, Any] = {**provenance(), "ranks": RANKS, "rank": RANK, "shrink": args.shrink}
-    record["waits"] = args.waits
+    record |= {"waits": args.waits, "capture": args.capture}
     if device.type == "cuda":
         record["gpu"] = torch.cuda.get_device_name()
     rates = rates_of(device, shelf, 2**29 if device.type == "cuda" else 2**22)
@@ -94,7 +104,7 @@ def measure_all(args: argparse.Namespace) -> None:
     shapes, longest = Shapes(args.device, args.shrink), 0.0
     for name in dict.fromkeys(cell.split()[0] for cell in args.cells):
         start = time.monotonic()
-        ready = Ready(name, shapes, device, shelf, waits=args.waits)
+        ready = Ready(name, shapes, device, shelf, waits=args.waits, capture=args.capture)
         emptied(device)
         record["ready_s"][name] = time.monotonic() - start
         print(f"{name} ready after {record['ready_s'][name]:.0f} s", flush=True)
@@ -137,7 +147,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--machine", default="h200", help="a preset or a file")
     parser.add_argument("--waits", action="store_true", help="the host waits in every meeting")
-    parser.add_argument("--epochs", type=int, default=5, help="timed, after two that are not")
+    parser.add_argument("--epochs", type=int, default=5, help="timed, after those that are not")
+    parser.add_argument("--no-capture", dest="capture", action="store_false")
     parser.add_argument("--cell-s", type=float, default=4.0, help="of epochs, but two are timed")
     parser.add_argument("--shrink", type=int, default=1, help="graphs this many times smaller")
     parser.add_argument("--limit-s", type=float, default=540.0)

@@ -4,8 +4,24 @@ among virtual ranks of the same GPU."""
 from __future__ import annotations
 
 import pytest
+import torch
 
-from tests.runtime.test_alone import WAYS, with_what_others_gave
+from tests.runtime.ranking import make
+from tests.runtime.staging import workload
+from tests.runtime.test_alone import (
+    GRAPH,
+    PARTS,
+    RANK,
+    RANKS,
+    WAYS,
+    absent_ranks,
+    planned,
+    with_what_others_gave,
+)
+from tiergnn.runtime.capture import EAGER
+from tiergnn.runtime.ranked import Ranked
+from tiergnn.training.scoring import Scoring
+from tiergnn.transport.alone import Alone
 
 pytestmark = pytest.mark.gpu
 
@@ -13,3 +29,32 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("way", WAYS)
 def test_with_what_others_gave(way):
     with_what_others_gave(way, "cuda")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", ["deep", "gin"])
+def test_recorded_steps_are_those_that_are_not(model, way):
+    """Meetings stand in order on the device, so that it does everything."""
+    plan, found = planned(way, model), []
+    for capture in (False, True):
+        t = Alone(RANK, RANKS, absent_ranks())
+        ranked = Ranked(
+            make(model, plan), GRAPH, plan, t, labelled=GRAPH.splits["train"], device="cuda",
+            dtype=torch.float64, parts=PARTS, evaluated=workload(model, torch.float64, False),
+            capture=capture,
+        )  # fmt: skip
+        scoring = Scoring(GRAPH, dict(GRAPH.splits), ranked.device)
+        share = scoring.by_parts({RANK: ranked.rows}, ranked.device)
+        values = []
+        for step in range(EAGER + 3):
+            ranked.model.zero_grad()
+            values.append(torch.tensor(ranked.train_step(share, step)))
+            values += [p.grad.cpu() for p in ranked.model.parameters() if p.grad is not None]
+            values.append(ranked.infer().cpu())
+        assert ranked._steps.replays == capture, ranked._steps.refused
+        values += [buffer.cpu() for buffer in ranked.model.buffers()]
+        found.append(values)
+        ranked.close()
+        t.close()
+    assert len(found[0]) == len(found[1])
+    assert all(map(torch.equal, *found))

@@ -7,7 +7,7 @@ import torch
 
 from tests.runtime.staging import OF_EDGES, Pair, random_graph
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.runtime import staged as module
+from tiergnn.runtime import steps as module
 from tiergnn.runtime.capture import EAGER
 from tiergnn.runtime.staged_walk import Stopped
 from tiergnn.training.scoring import Scoring
@@ -74,11 +74,9 @@ def test_the_same_bits(model, way):
         staged, share = made(model, strategy, knobs, capture=capture)
         found.append(trained(staged, share))
         if capture:
-            if strategy == "sliced":
-                assert staged._capture is not None
-                assert staged._capture._graph is not None, staged._capture.refused
-            else:
-                assert staged._capture is None  # the host adds rows
+            steps = staged._steps
+            # Of grinnder's the host adds rows.
+            assert steps.replays == (strategy == "sliced"), steps.refused
         staged.close()
     assert same(*found)
 
@@ -115,6 +113,30 @@ def test_evaluations_take_what_the_record_keeps():
     staged.close()
 
 
+def test_a_first_evaluation_shares_no_memory_with_a_record():
+    """What it makes and keeps would be written over."""
+    staged, share = made("deep", "sliced", {"slices": 3}, capture=True)
+    plain, of_plain = made("deep", "sliced", {"slices": 3}, capture=False)
+    for run, own in ((staged, share), (plain, of_plain)):
+        for step in range(STEPS):
+            run.model.zero_grad()
+            run.train_step(own, step)
+    assert staged._steps.replays
+    staged.infer()
+    assert not staged._steps.replays
+    for step in range(2):
+        staged.model.zero_grad()
+        staged.train_step(share, step)
+        assert staged._steps.replays
+    plain.infer()
+    for step in range(2):
+        plain.model.zero_grad()
+        plain.train_step(of_plain, step)
+    assert same(staged.infer(), plain.infer())
+    staged.close()
+    plain.close()
+
+
 def test_what_cannot_be_recorded_runs_as_it_is():
     staged, share = made("gcn", "sliced", {"slices": 3}, capture=True)
     plain, of_plain = made("gcn", "sliced", {"slices": 3}, capture=False)
@@ -124,8 +146,7 @@ def test_what_cannot_be_recorded_runs_as_it_is():
         return loss * (1.0 if float(loss.detach()) > -1 else 2.0)
 
     assert same(trained(staged, asking), trained(plain, of_plain))
-    assert staged._capture is not None
-    assert staged._capture.refused
+    assert staged._steps.refused
     torch.cuda.empty_cache()  # works after a recording that failed, too
     staged.close()
     plain.close()
@@ -148,8 +169,8 @@ def test_a_replay_is_stopped_before_it_begins():
 def test_long_steps_are_not_recorded(monkeypatch):
     monkeypatch.setattr(module, "LONGEST_S", 0.0)
     staged, share = made("gcn", "sliced", {"slices": 3}, capture=True)
-    assert staged._capture is None
     assert trained(staged, share)
+    assert not staged._steps.replays
     staged.close()
 
 

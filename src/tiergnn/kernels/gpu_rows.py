@@ -82,7 +82,7 @@ def vector_bytes(addresses: tuple[int, ...], stride_bytes: int, row_bytes: int) 
     return gcd(VECTOR_BYTES, stride_bytes, row_bytes, *addresses)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2**13)
 def _on_device(addresses: tuple[int, ...], device: torch.device) -> Tensor:
     """Plain numbers, copied to the device the first time: buffers come again at every step."""
     return torch.tensor(addresses, device=device)

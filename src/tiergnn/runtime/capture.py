@@ -72,6 +72,11 @@ class Capture:
             param.grad = grad
         return self._loss
 
+    @property
+    def recorded(self) -> bool:
+        """Whether there is something to replay."""
+        return self._graph is not None
+
     def forget(self) -> None:
         """Give back what the record holds; it is made again when it is wanted."""
         self._graph, self._pool, self._loss, self._grads = None, None, None, []

@@ -45,6 +45,7 @@ from tiergnn.runtime.replicas import (
 )
 from tiergnn.runtime.shared_rows import SharedRows, read_by_others
 from tiergnn.runtime.staged_walk import StagedWalk, Stopped, buffers_put_back, peaks_of
+from tiergnn.runtime.steps import Steps
 from tiergnn.runtime.visits import Share
 from tiergnn.schedule.actions import Action, Op
 from tiergnn.schedule.check import check
@@ -68,6 +69,8 @@ class Ranked:
     the nodes that make the loss. ``parts`` shares the nodes out, alike on all ranks; None: as
     planned. ``evaluated`` is the workload of an evaluation; None: it is metered. ``held`` is what
     this rank has of the graph, on ``device`` and in ``dtype``, and its parts; None: it is read.
+    ``capture``: training steps are recorded where they can be (see ``Steps``): where no host waits
+    for other ranks.
     Schedules are written anew for the parts as they are, and proved. Only this rank's features and
     edges are read of the graph.
     Raises PlanError for a plan of another graph or of other ranks, and where the parts do not fit
@@ -91,6 +94,7 @@ class Ranked:
         parts: Partition | None = None,
         evaluated: Workload | None = None,
         held: RankGraph | None = None,
+        capture: bool = False,
     ):
         _check_plan(plan, graph, transport)
         self.device, self.seed, self.plan, self._graph = (
@@ -142,10 +146,13 @@ class Ranked:
         self._action = ""
         self._stopped: Callable[[], bool] = lambda: False
         self._shared: list[SharedRows] = []
+        self._steps = Steps(self.device)
         self._walks = {
             training: self._walk(training, schedule)
             for training, schedule in zip((True, False), self._schedules, strict=True)
         }
+        if capture:
+            self._steps.record(self.model, self.programs[True], self._walks[True], plan)
         transport.barrier(tag="ready")
 
     @property
@@ -220,8 +227,9 @@ class Ranked:
             Op.REDUCE: transfers.reduce,
         }
         return StagedWalk(
-            schedule, buffers, transfers, visits, rank=self.rank, more=more, watch=self
-        )
+            schedule, buffers, transfers, visits, rank=self.rank, more=more, watch=self,
+            streams=self._steps.streams, in_order=self._transport.in_order,
+        )  # fmt: skip
 
     def _share(self, training: bool, schedule: Schedule) -> SharedRows | None:
         if not read_by_others(schedule):
@@ -266,9 +274,8 @@ class Ranked:
             with buffers_put_back(self.model):
                 with out_of_memory(self.device, "training"):
                     self.model.train(True)
-                    loss = float(
-                        self._walks[True].run(step_key(self.seed, step, self.device), share)
-                    )
+                    key = step_key(self.seed, step, self.device)
+                    loss = float(self._steps.train(self._walks[True], key, share, None))
                 said = self._transport.gather([loss, bool(self._stopped())], tag=LOSSES)
                 if any(stop for _, stop in said):
                     raise Stopped
@@ -296,9 +303,9 @@ class Ranked:
         with out_of_memory(self.device, "evaluating"):
             self.model.train(False)
             walk = self._walks[False]
-            walk.run(None, None)
+            self._steps.evaluate(walk)
             (out,) = walk.answers()
-            return out
+            return out.clone() if self._steps.replays else out
 
     def whole(self, rows: Tensor) -> Tensor | None:
         """Of all ranks' own rows [P, ...] those of all nodes [V, ...] in the graph's order, in host
@@ -335,6 +342,7 @@ class Ranked:
 
     def close(self) -> None:
         """Give memory back. The transport is its owner's to close."""
+        self._steps.close()
         for walk in self._walks.values():
             walk.close()
         for rows in self._shared:

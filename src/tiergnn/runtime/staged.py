@@ -9,8 +9,7 @@ Legend: V nodes, E edges, D features, C outputs, P rows of one part.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,6 @@ from tiergnn.planner.strategies.passing import piece_bytes
 from tiergnn.runtime.again import until_sound
 from tiergnn.runtime.asked import Asked
 from tiergnn.runtime.buffers import Buffers
-from tiergnn.runtime.capture import Capture
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.given import Given
 from tiergnn.runtime.host_memory import HostMemory
@@ -48,14 +46,14 @@ from tiergnn.runtime.own_inputs import examples
 from tiergnn.runtime.parts import Parts
 from tiergnn.runtime.rows import Rows, bad_value, first_not_finite
 from tiergnn.runtime.slices import Slices
-from tiergnn.runtime.staged_walk import StagedWalk, Stopped, buffers_put_back, peaks_of
+from tiergnn.runtime.staged_walk import StagedWalk, buffers_put_back, peaks_of
 from tiergnn.runtime.staging import PIECE_BYTES, Staging
+from tiergnn.runtime.steps import Steps
 from tiergnn.runtime.transfers import Transfers
 from tiergnn.runtime.visits import Share, Visits
 from tiergnn.runtime.whole import Whole
 from tiergnn.schedule.check import check
 from tiergnn.schedule.contents import What
-from tiergnn.schedule.recording import LONGEST_S
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.workload import Workload
@@ -69,8 +67,7 @@ class Staged:
     evaluation; None: it is metered; with ``evaluates`` False there is none. ``asked`` are the nodes
     whose output evaluations give, in ascending order (None: all), for which there is host memory:
     for others their schedule is written anew. ``scratch`` is the folder for what goes to the disk.
-    ``capture``: a GPU's steps, planned for ``LONGEST_S`` at most, are recorded after the first ones
-    and replayed from then on (see ``Capture``), where no disk and no work of the host is in them.
+    ``capture``: training steps are recorded where they can be (see ``Steps``).
     Schedules are written anew for the parts as they are, and proved.
     Raises PlanError for a plan of another graph, and where the parts do not fit its machine;
     ConfigError for a model that cannot be traced.
@@ -156,8 +153,7 @@ class Staged:
             )
             weakref.finalize(self, self._scratch.close)  # of a run that failed, or was forgotten
         self._memory = HostMemory(self.device)
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._streams: dict[str, torch.cuda.Stream] = {}
+        self._steps = Steps(self.device)
         self._staging = Staging(self.device, piece_bytes(self.schedule) or PIECE_BYTES)
         made = {p.name: p.program for p in self.programs[True].prepared}
         self._given = Given(
@@ -172,7 +168,8 @@ class Staged:
                 training: self._walk(training, schedule, self._asked)
                 for training, schedule in self._schedules.items()
             }
-        self._capture = self._made_capture() if capture else None
+        if capture:
+            self._steps.record(self.model, self.programs[True], self._walks[True], plan)
 
     def _evaluation_of(self, counts: list[int]) -> Schedule:
         """Of an evaluation that gives the output of so many nodes of each part."""
@@ -236,7 +233,7 @@ class Staged:
         visits = Visits(program, schedule, buffers, self.parts)
         slices = Slices(program, buffers, self.parts, visits)
         return StagedWalk(
-            schedule, buffers, transfers, visits, more=slices.does, streams=self._streams
+            schedule, buffers, transfers, visits, more=slices.does, streams=self._steps.streams
         )
 
     def train_step(self, share: Share, step: int, *, measure: bool = False) -> float:
@@ -256,48 +253,13 @@ class Staged:
         self._staging.begin()
         if self._scratch is not None:
             return until_sound(walk, self.model, self._given.mend)
-        with buffers_put_back(self.model), self._on_stream():
-            if self._capture is None:
-                return walk()
-            if training and key is not None:
-                return self._recorded(self._capture, key, share)
-            with self._capture.sharing():
-                return walk()
-
-    def _recorded(self, capture: Capture, key: Key, share: Share | None) -> Tensor:
-        """A training step, replayed where it was recorded: else action by action."""
-        walk = self._walks[True]
-        if walk.stopped():
-            raise Stopped
-        of = share, self._memory.of(0).data_ptr()
-        loss = capture.run(lambda key: walk.run(key, share), key, of)
-        if loss is None:
-            capture.forget()
-            loss = walk.run(key, share)
-        return loss
-
-    @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        """On a GPU all passes have one stream, and what they hold goes from one to the next."""
-        if self._stream is None:
-            yield
-            return
-        outside = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(outside)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            outside.wait_stream(self._stream)
-
-    def _made_capture(self) -> Capture | None:
-        """Where a GPU does everything in a step that is not too long to wait for, and no layer is
-        called whole, whose Python might decide."""
-        opaque = any(stage.opaque for stage in self.programs[True].stages)
-        if opaque or not self._walks[True].queued or self.plan.seconds > LONGEST_S:
-            return None
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        return Capture(self.device, tensors, stream=self._stream)
+        with buffers_put_back(self.model):
+            if key is None:
+                self._steps.evaluate(self._walks[training])
+                return torch.zeros(())
+            return self._steps.train(
+                self._walks[training], key, share, self._memory.of(0).data_ptr()
+            )
 
     def stop_when(self, stopped: Callable[[], bool]) -> None:
         """Ask this between the actions of a training step, and give the step up if it is so."""
@@ -370,8 +332,7 @@ class Staged:
 
     def close(self) -> None:
         """Give host memory and the scratch folder back."""
-        if self._capture is not None:
-            self._capture.forget()
+        self._steps.close()
         for walk in self._walks.values():
             walk.close()
         self._given.close()

@@ -73,6 +73,7 @@ class StagedWalk:
     """One rank's actions of a schedule, to be walked once a step. ``more`` does further kinds of
     actions; ``watch`` is told of each before it is done, and of the first error at once.
     ``streams`` has those of lanes, which schedules of a run share; missing ones are added.
+    ``in_order``: where ranks meet, a GPU waits for the others and not the host.
 
     Raises PlanError for a schedule that asks for what this executor does not do.
     """
@@ -88,6 +89,7 @@ class StagedWalk:
         more: Mapping[Op, Callable[[Action], Any]] | None = None,
         watch: Watcher | None = None,
         streams: dict[str, torch.cuda.Stream] | None = None,
+        in_order: bool = False,
     ):
         self.schedule, self._rank = schedule, rank
         self._buffers, self._visits, self._watch = buffers, visits, watch
@@ -112,7 +114,8 @@ class StagedWalk:
         cuda = buffers.device.type == "cuda"
         # What a GPU does is only queued: without work on host memory one thread queues it all. A
         # CPU has all its cores copy, and then compute.
-        self._queued = lanes if lanes <= _DEVICE_LANES else set[str]()
+        of_device = _DEVICE_LANES | ({str(Lane.PEER)} if in_order else set[str]())
+        self._queued = lanes if lanes <= of_device else set[str]()
         self._lanes = sorted(lanes - self._queued)
         self._steps = [action for action in own if action.op is not Op.STEP]
         for action in self._steps:

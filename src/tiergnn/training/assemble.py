@@ -179,7 +179,7 @@ def resident(
         if transport is not None:
             assert plan is not None
             by_parts |= {"parts": parts, "evaluated": evaluated}
-            made = Ranked(model, featured, plan, transport, **by_parts)
+            made = Ranked(model, featured, plan, transport, capture=capture, **by_parts)
         elif plan is not None and plan.strategy in EVALUATIONS:
             made = Staged(
                 model, featured, plan, scratch=plan.scratch or None, capture=capture, **by_parts

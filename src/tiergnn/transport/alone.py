@@ -101,6 +101,7 @@ class Alone(Transport):
             board.join(each)
         super().__init__(board, rank, channels=channels, **options)
         self._others, self._waits = absent or Absent(), waits
+        self.in_order = torch.cuda.is_available() and not waits
         self._shelf, self._ours = shelf or Shelf(), shelf is None
         self._rows: Sequence[int] | None = None  # of all ranks, of what is being allocated
         self._outboxes: dict[str, Tensor] = {}  # channel -> memory of what others give

@@ -58,6 +58,7 @@ class Transport(ABC):
 
     name: ClassVar[str]
     reads_in_place: ClassVar[bool]
+    in_order: bool = False  # who meets is told to a GPU's stream, and no host waits
 
     def __init__(
         self,
