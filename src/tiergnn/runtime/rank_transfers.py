@@ -303,7 +303,7 @@ class RankTransfers:
                 self._buffers.get(kinds[w]) for w in (What.ROWS, What.MOMENTS, What.MOMENTS_GRAD)
             )
             if grad is not None:
-                total.add_(moments_grad(rows, values, grad))
+                moments_grad(rows, values, grad, add_to=total)
             return 0
         read = 0
         for name in action.reads:

@@ -131,7 +131,7 @@ class Transfers:
         grad = self._buffers.get(kinds[What.MOMENTS_GRAD])
         if grad is not None:
             rows, values = (self._buffers.get(kinds[w]) for w in (What.ROWS, What.MOMENTS))
-            self._buffers.get(target).add_(moments_grad(rows, values, grad))
+            moments_grad(rows, values, grad, add_to=self._buffers.get(target))
 
     def _in_place(self, action: Action) -> bool:
         """Whether a kernel reads rows of others where they lie in host memory."""
