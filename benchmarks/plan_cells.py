@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import statistics
 import sys
 import time
@@ -53,9 +54,13 @@ SIZES = {
 }
 MODELS = ("gcn", "sage", "gat", "gin")
 WIDTH, CLASSES = 64, 16
-# Steps before those that count: kernels are compiled, pages taken, on CUDA steps recorded.
+# Steps before those that count: kernels are compiled, on CUDA steps recorded. A CPU's go on until
+# two spend little in the system, which hands out pages in the first ones for up to twice as long as
+# a later step takes.
 _WARM = {"cpu": 2, "cuda": 6}
-_LEAST_STEPS = 3
+_MOST_WARM = 12
+_SYSTEM_FRAC = 0.1  # of a step's seconds
+_LEAST_STEPS = 5
 _COMPANY = 0.1  # of one processor: what others may use of it during a step that counts
 _SLEEP_CYCLES = 10**8  # some 60 ms
 _TICK_S = 0.02  # so roughly the system counts
@@ -246,8 +251,7 @@ def time_steps(
     schedule = schedule_of(cell, works)
     trainer = trainer_of(graph, build(cell.model, cell.layers), Options(device=device, epochs=1))
     trainer.resident._step = trainer.resident._walk(True, schedule)
-    for number in range(1, _WARM[device] + 1):
-        _run(trainer, number)
+    warm = _warm(trainer, device)
     # Recorded steps are replayed where nobody notes when their actions run.
     replayed = _quiet(lambda _: _run(trainer, 101), least_s) if device == "cuda" else []
     spans: dict[int, list[float]] = {}
@@ -271,15 +275,30 @@ def time_steps(
     found = {"measured seconds": statistics.median(step.seconds for step in steps)}
     found |= {"least seconds": min(s.seconds for s in steps)}
     found |= {"most seconds": max(s.seconds for s in steps), "steps": float(len(steps))}
+    found |= {"steps before": float(warm)}
+    found |= {"seconds of the system": statistics.median(s.system_s for s in steps)}
     found |= {"processors of others": statistics.median(step.others for step in steps)}
     return found
 
 
+def _warm(trainer: Trainer, device: str) -> int:
+    """Run steps until they are those of a long run, and say how many these were."""
+    settled = 0
+    for number in range(1, _MOST_WARM + 1):
+        step = _run(trainer, number)
+        settled = settled + 1 if step.system_s <= _SYSTEM_FRAC * step.seconds else 0
+        if number >= _WARM[device] and (device == "cuda" or settled >= _WARM[device]):
+            return number
+    return _MOST_WARM
+
+
 class Step(NamedTuple):
-    """``others`` is the processors that other processes used meanwhile."""
+    """``others`` is the processors that other processes used meanwhile, ``system_s`` the seconds
+    that the system worked for this one."""
 
     seconds: float
     others: float
+    system_s: float
     timeline: Timeline | None = None
 
 
@@ -299,11 +318,16 @@ def _quiet(run: Callable[[int], Step], least_s: float) -> list[Step]:
 
 def _run(trainer: Trainer, number: int) -> Step:
     device = trainer.resident.device
-    company, start = Company(), time.perf_counter()
+    system_s, company, start = _system_s(), Company(), time.perf_counter()
     trainer._step(number)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return Step(time.perf_counter() - start, company.processors())
+    taken_s = time.perf_counter() - start
+    return Step(taken_s, company.processors(), _system_s() - system_s)
+
+
+def _system_s() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_stime
 
 
 class Company:

@@ -68,6 +68,10 @@ devices = st.builds(
     fresh_Bps=st.none() | rates,
     draws_per_s=st.none() | rates,
     attends_per_s=st.none() | curves,
+    walks_per_s=st.none() | rates,
+    drops_per_s=st.none() | curves,
+    totals_Bps=st.none() | curves,
+    adds_Bps=st.none() | curves,
     rowwise_Bps=st.none() | curves,
     outer_flops=st.dictionaries(st.sampled_from(["float32", "float64"]), curves),
 )

@@ -54,7 +54,8 @@ def sensible(machine: Machine) -> None:
     assert 0 < device.graph_launch_s < 0.1
     assert device.fresh_Bps > 1e6
     assert device.draws_per_s > 1e6
-    assert all(1e6 < rate < 1e13 for _, rate in device.attends_per_s.points)
+    for curve in (device.attends_per_s, device.drops_per_s, device.totals_Bps, device.adds_Bps):
+        assert all(1e6 < rate < 1e13 for _, rate in curve.points)
     assert {"float32", "float64"} <= set(device.matmul_flops)
     for name in ("h2d", "d2h", "host_copy", "host_gather", "disk_read", "disk_write"):
         assert all(rate > 1e4 for _, rate in machine.link(name).Bps.points), name

@@ -72,21 +72,45 @@ def test_a_product_takes_its_arithmetic_and_its_bytes():
 def test_what_operations_take_beside_their_bytes():
     machine = preset("cpu2")
     device = replace(
-        machine.device, fresh_Bps=1e9, draws_per_s=2e9, attends_per_s=Curve(((1, 1e9), (8, 4e9)))
+        machine.device,
+        fresh_Bps=1e9,
+        walks_per_s=4e9,
+        draws_per_s=2e9,
+        attends_per_s=Curve(((1, 1e9), (8, 4e9))),
+        drops_per_s=Curve(((1, 3e9), (8, 5e9))),
     )
     costs = Costs.of(replace(machine, device=device))
     for work, seconds in (
         (Work(kind="fresh", amount=GB), GB / 1e9),
         (Work(kind="fresh", amount=GB, launches=1000), 0.0),  # each of memory that is there
+        (Work(kind="walk", amount=GB), GB / 4e9),
         (Work(kind="draw", amount=GB), GB / 2e9),
         (Work(kind="attend", amount=GB, grain=8), GB / 4e9),
+        (Work(kind="drop", amount=GB, grain=8), GB / 5e9),
     ):
         assert costs.seconds(action(work)) == pytest.approx(seconds)
-    without = replace(device, fresh_Bps=None, draws_per_s=None, attends_per_s=None)
+    drop = action(Work(kind="drop", amount=GB, grain=8))
+    drawn = Costs.of(replace(machine, device=replace(device, drops_per_s=None)))
+    assert drawn.seconds(drop) == pytest.approx(4 * GB / 2e9)  # four numbers for each
+    rates = ("fresh_Bps", "walks_per_s", "draws_per_s", "attends_per_s", "drops_per_s")
+    without = replace(device, **dict.fromkeys(rates))
     free = Costs.of(replace(machine, device=without))
-    assert (
-        free.seconds(action(*(Work(kind=k, amount=GB) for k in ("fresh", "draw", "attend")))) == 0
-    )
+    kinds = ("fresh", "walk", "draw", "attend", "drop")
+    assert free.seconds(action(*(Work(kind=k, amount=GB) for k in kinds))) == 0
+
+
+def test_sums_over_rows_and_rows_added_by_index_have_rates_of_their_own():
+    plain = preset("cpu2")
+    device = replace(plain.device, totals_Bps=Curve.flat(3e9), adds_Bps=Curve.flat(2e9))
+    costs, alike = Costs.of(replace(plain, device=device)), Costs.of(plain)
+    total = Work(kind="total", amount=GB)
+    assert costs.seconds(action(total)) == pytest.approx(device.launch_s + GB / 3e9)
+    stream = action(replace(total, kind="stream"))
+    assert alike.seconds(action(total)) == alike.seconds(stream)
+    add = Work(kind="add", amount=GB, grain=64, span=GB, launches=0)
+    assert costs.seconds(action(add)) == pytest.approx(GB / 2e9)
+    gather = action(replace(add, kind="gather"))
+    assert alike.seconds(action(add)) == pytest.approx(alike.seconds(gather))
 
 
 def test_our_own_kernels_on_rows_have_a_rate_and_a_launch_of_their_own():

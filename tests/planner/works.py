@@ -36,14 +36,14 @@ works = st.one_of(
     ),
     st.builds(
         Work,
-        kind=st.sampled_from(["stream", "rowwise"]),
+        kind=st.sampled_from(["stream", "rowwise", "total"]),
         amount=st.integers(0, 10**12),
         place=st.sampled_from(["device", "host"]),
         launches=st.integers(0, 9),
     ),
     st.builds(
         Work,
-        kind=st.sampled_from(["attend", "draw", "fresh"]),
+        kind=st.sampled_from(["walk", "attend", "drop", "draw", "fresh"]),
         amount=st.integers(0, 10**12),
         grain=st.integers(1, 4096),
         launches=st.integers(0, 9),

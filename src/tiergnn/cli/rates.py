@@ -104,6 +104,10 @@ def _device(device: Device) -> list[tuple[str, str]]:
         rows.append(("element by element", _curve(device.elementwise_Bps)))
     if device.rowwise_Bps is not None:
         rows.append(("  by our kernels", _curve(device.rowwise_Bps)))
+    if device.totals_Bps is not None:
+        rows.append(("  sums over rows", _curve(device.totals_Bps)))
+    if device.adds_Bps is not None:
+        rows.append(("  rows added by index", _curve(device.adds_Bps)))
     if device.fresh_Bps is not None:
         rows.append(("fresh pages", format_rate(device.fresh_Bps)))
     if device.draws_per_s is not None:
@@ -113,15 +117,20 @@ def _device(device: Device) -> list[tuple[str, str]]:
     if device.near_gather_Bps is not None:
         near = format_bytes(device.near_cache_bytes)
         rows.append((f"  in the nearest {near}", _curve(device.near_gather_Bps)))
-    if device.attends_per_s is not None:
-        points = ", ".join(f"{n:.0f}: {rate / 1e9:,.3g}" for n, rate in device.attends_per_s.points)
-        rows.append(("attention", f"{points} billion/s by heads"))
+    if device.walks_per_s is not None:
+        rows.append(("  rows summed", f"{device.walks_per_s / 1e6:,.3g} million/s"))
+    for name, of_edges in (("attention", device.attends_per_s), ("  drops", device.drops_per_s)):
+        if of_edges is not None:
+            points = ", ".join(f"{n:.0f}: {rate / 1e9:,.3g}" for n, rate in of_edges.points)
+            rows.append((name, f"{points} billion/s by heads"))
     for dtype, curve in device.matmul_flops.items():
         points = ", ".join(f"{size:.0f}: {rate / 1e9:,.3g}" for size, rate in curve.points)
         rows.append((f"{dtype} products", f"{points} GFLOP/s by width"))
     launch = format_seconds(device.launch_s)
     if device.graph_launch_s is not None:
         launch += f"; of a graph operation {format_seconds(device.graph_launch_s)}"
+    if device.cold_graph_launch_s is not None:
+        launch += f", {format_seconds(device.cold_graph_launch_s)} between large ones"
     if device.replayed_launch_s is not None:
         launch += f"; replayed {format_seconds(device.replayed_launch_s)}"
     rows.append(("launch", launch))

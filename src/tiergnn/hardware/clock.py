@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 
-K = TypeVar("K")
+K = TypeVar("K", bound=Hashable)
 Call = Callable[[], object]
 _TOO_SLOW = 4
 _MOST_RUNS = 200
@@ -20,8 +21,11 @@ _MOST_RUNS = 200
 class Clock:
     """Times calls on ``device``: each case for about ``budget_s``, spread over some rounds.
 
-    What else the machine does only ever adds time. So a round gives the lower quartile of its runs
-    (the fastest one may be luck), and the fastest round counts: others had company throughout.
+    A round gives the middle one of its runs, and the middle round counts: steps, too, take what
+    they usually take, where neighbours of a virtual machine use its caches and its memory. Cases
+    with a name, ``of``, get one round a call, and what earlier calls found counts with it: what is
+    measured several times from beginning to end has its rounds far apart, and company, which stays
+    for seconds, in few of them.
     After ``until_s`` (of time.perf_counter) a case gets a single round. With ``processor_time``
     seconds are those of the processor, over the threads that torch uses: on a machine that others
     use they show more of what a kernel takes, and nothing of what waits for a disk or a device.
@@ -32,30 +36,41 @@ class Clock:
     rounds: int = 3
     until_s: float = math.inf
     processor_time: bool = False
+    found: dict[Hashable, list[float]] = field(
+        default_factory=lambda: defaultdict(list), repr=False, compare=False
+    )  # rounds by name and case
+
+    @property
+    def late(self) -> bool:
+        return time.perf_counter() > self.until_s
 
     @property
     def is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
-    def seconds(self, call: Call) -> float:
+    def seconds(self, call: Call, of: str = "") -> float:
         """Of one call."""
-        return self.times({"": lambda: call})[""]
+        return self.times({"": lambda: call}, of)[""]
 
-    def times(self, cases: Mapping[K, Callable[[], Call]]) -> dict[K, float]:
-        """Seconds of each case's call, which is made anew for every round, one at a time."""
-        best: dict[K, float] = {}
-        slow: set[K] = set()
-        for _ in range(self.rounds):
+    def times(
+        self, cases: Mapping[K, Callable[[], Call]], of: str = "", *, once: bool = False
+    ) -> dict[K, float]:
+        """Seconds of each case's call, which is made anew for every round, one at a time.
+
+        With ``once`` what earlier calls found of a name is enough.
+        """
+        found = {key: self.found[of, key] if of else [] for key in cases}
+        slow: set[K] = {key for key, rounds in found.items() if once and rounds}
+        for _ in range(1 if of else self.rounds):
             for key, make in cases.items():
-                late = key in best and time.perf_counter() > self.until_s
-                if key not in slow and not late:
+                if key not in slow and not (found[key] and self.late):
                     taken, too_slow = self._round(make())
-                    best[key] = min(taken, best.get(key, taken))
+                    found[key].append(taken)
                     slow |= {key} if too_slow else set()
-        return best
+        return {key: _middle(rounds) for key, rounds in found.items()}
 
     def _round(self, call: Call) -> tuple[float, bool]:
-        """The lower quartile; and whether the call is too slow to be run any more."""
+        """The middle one of its runs; and whether the call is too slow to be run any more."""
         budget_s = self.budget_s / self.rounds
         first = self.once(call)
         if first > _TOO_SLOW * self.budget_s:  # or it was compiled just now
@@ -65,7 +80,7 @@ class Clock:
         start = time.perf_counter()
         while not runs or (time.perf_counter() - start < budget_s and len(runs) < _MOST_RUNS):
             runs.append(self.once(call))
-        return sorted(runs)[len(runs) // 4], False
+        return _middle(runs), False
 
     def once(self, call: Call) -> float:
         """Seconds of one run, the device's work counted."""
@@ -81,3 +96,8 @@ class Clock:
         if self.processor_time:
             return time.process_time() / torch.get_num_threads()
         return time.perf_counter()
+
+
+def _middle(seconds: list[float]) -> float:
+    """Of an even number the better of both: most of what disturbs adds time."""
+    return sorted(seconds)[(len(seconds) - 1) // 2]

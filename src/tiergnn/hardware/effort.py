@@ -45,10 +45,10 @@ CPU = Effort(
     matmul_flops=2.0**29,
     other_width=64,
     product_bytes=16 * MIB,  # which no cache holds with what is made of them
-    narrowest=(4, 16, 64, 256, 512),
+    narrowest=(2, 4, 16, 64, 256, 512),
     tensor_bytes=tuple(int(mib * MIB) for mib in (0.25, 1, 4, 16, 64)),
     copy_bytes=128 * MIB,
-    attend_edges=2**19,
+    attend_edges=2**20,
 )
 CUDA = Effort(
     budget_s=0.04,

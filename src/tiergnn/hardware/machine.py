@@ -130,10 +130,20 @@ class Device:
     elementwise_Bps: Curve | None = None
     graph_launch_s: float | None = None  # of one operation of ours; None: launch_s
     replayed_launch_s: float | None = None  # of an operation of a recorded CUDA graph
+    # Between operations that fill a core's own cache, where the interpreter's code and data were;
+    # None: as where they do not.
+    cold_launch_s: float | None = None
+    cold_graph_launch_s: float | None = None
     fresh_Bps: float | None = None  # pages that the system hands out for large new tensors
+    walks_per_s: float | None = None  # rows that kernels sum, beside the rows that they gather
     draws_per_s: float | None = None  # numbers drawn for dropout, beside the pass that draws them
-    # Rows weighed by attention, beside gathering them: edges times heads, by the heads of an edge.
+    # Rows weighed by attention, beside gathering them: edges times heads, by the heads of an edge;
+    # likewise where it drops some, beside that. None: four draws for each.
     attends_per_s: Curve | None = None
+    drops_per_s: Curve | None = None
+    totals_Bps: Curve | None = None  # torch's sums over rows, like and None: elementwise_Bps
+    # Rows that torch adds to others by index, one by one, by the bytes of a row. None: gathers.
+    adds_Bps: Curve | None = None
     # Products that sum over rows (gradients of weights), like matmul_flops and without any: these.
     outer_flops: Mapping[str, Curve] = field(default_factory=dict)
     rowwise_Bps: Curve | None = None  # of our own kernels, like and None: elementwise_Bps
@@ -152,8 +162,10 @@ class Device:
             launch_s=self.launch_s,
             graph_launch_s=self.graph_launch_s or 0.0,
             replayed_launch_s=self.replayed_launch_s or 0.0,
+            cold_launch_s=self.cold_launch_s or 0.0,
+            cold_graph_launch_s=self.cold_graph_launch_s or 0.0,
         )
-        for name in ("fresh_Bps", "draws_per_s"):
+        for name in ("fresh_Bps", "draws_per_s", "walks_per_s"):
             rate = getattr(self, name)
             _check_positive(self.name, **({} if rate is None else {name: rate}))
         if self.near_cache_bytes > self.cache_bytes:

@@ -1,5 +1,7 @@
 """Rates of copies, of operations in order, of matrix products, of attention and of launches.
 
+What is measured on a clock has a name there, so that all of it can be measured several times.
+
 Legend: N rows, D columns, E edges, K heads, F columns of a head.
 """
 
@@ -24,12 +26,17 @@ from tiergnn.kernels.attention import gat_attention
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import step_key
 from tiergnn.kernels.epilogue import epilogue
+from tiergnn.kernels.moments import moments_beside
 from tiergnn.kernels.product import linear_rows
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 _FORMS, _TURNS = 3, 3  # of products, see ``measure_matmul`` and ``_product``
-_SMALL, _WIDE, _LAYERS = 16, 256, 8
-_HEADS = ((1, 16), (4, 16), (16, 8))  # heads and their columns
+_SMALL, _COLUMNS, _LAYERS = 16, 64, 8
+_PASSES = 4  # of rows in a layer of ``_norm``: moments, an epilogue, and the gradients of both
+_PASSED = 10  # rows that these read and write for each row
+_DEEP = 4  # layers of rows at most, which lie where a step's do: written some passes ago
+_HEADS = ((1, 16), (8, 8))  # heads and their columns
+_Operation = Callable[[Tensor], Tensor]
 _LEAST_FRAC = 0.02  # of what takes longer: of less than that nothing can be said
 
 
@@ -37,7 +44,7 @@ def measure_stream(clock: Clock, effort: Effort) -> float:
     """Bytes a second, read and written, of a copy between two tensors that no cache holds."""
     source = torch.ones(effort.copy_bytes // 4, device=clock.device)
     target = torch.ones_like(source)
-    return 2 * source.nbytes / clock.seconds(lambda: target.copy_(source))
+    return 2 * source.nbytes / clock.seconds(lambda: target.copy_(source), of="stream")
 
 
 def measure_elementwise(clock: Clock, effort: Effort) -> Curve:
@@ -56,7 +63,8 @@ def measure_elementwise(clock: Clock, effort: Effort) -> Curve:
 
         return call
 
-    taken = clock.times({size: partial(case, size) for size in effort.tensor_bytes})
+    cases = {size: partial(case, size) for size in effort.tensor_bytes}
+    taken = clock.times(cases, "in order")
     return Curve(tuple((2.0 * size, 2 * size / taken[size]) for size in sorted(taken)))
 
 
@@ -71,23 +79,68 @@ def memory_kept() -> Iterator[None]:
 
 
 def measure_rowwise(clock: Clock, effort: Effort, launch_s: float) -> Curve:
-    """Likewise of one of our own kernels on rows, beyond the seconds of a launch."""
+    """Likewise of our own kernels on rows, beyond the seconds of a launch: the mean of those of
+    normalised layers, forward and backward."""
 
     def case(num_bytes: int) -> Call:
-        shape = num_bytes // 4 // _SMALL, _SMALL
-        rows = [torch.ones(shape, device=clock.device) for _ in range(_count(effort, num_bytes))]
-        at = 0
+        x_ND = torch.ones(num_bytes // 4 // _COLUMNS, _COLUMNS, device=clock.device)
+        gain, bias = (torch.ones(_COLUMNS, device=clock.device) for _ in range(2))
+        given = [t.requires_grad_() for t in (x_ND, gain, bias)]
+        grad = torch.ones_like(x_ND)
 
         def call() -> None:
-            nonlocal at
-            at = (at + 1) % len(rows)
-            rows[at] = epilogue(rows[at - 1], act="relu")
+            h = x_ND
+            for _ in range(_deep(effort, num_bytes)):
+                values, h = moments_beside(h)
+                h = epilogue(h, shift=values[1], gain=gain, bias=bias, act="relu")
+            torch.autograd.grad(h, given, grad)
 
         return call
 
-    taken = clock.times({size: partial(case, size) for size in effort.tensor_bytes})
-    beyond = {size: max(s - launch_s, s / 10) for size, s in taken.items()}
-    return Curve(tuple((2.0 * size, 2 * size / beyond[size]) for size in sorted(beyond)))
+    points = []
+    cases = {size: partial(case, size) for size in effort.tensor_bytes}
+    for size, taken_s in sorted(clock.times(cases, "rowwise").items()):
+        each_s = taken_s / (_deep(effort, size) * _PASSES)
+        moved = size * _PASSED / _PASSES
+        points.append((moved, moved / max(each_s - launch_s, each_s / 2)))
+    return Curve(tuple(points))
+
+
+def _deep(effort: Effort, num_bytes: int) -> int:
+    """Layers whose rows, with the gradients of one, are within what may be held."""
+    return max(1, min(_DEEP, effort.most_bytes // num_bytes - 4))
+
+
+def measure_totals(clock: Clock, effort: Effort) -> Curve:
+    """Bytes a second that torch's sums over rows read, by how many one reads."""
+
+    def case(num_bytes: int) -> Call:
+        shape = num_bytes // 4 // _COLUMNS, _COLUMNS
+        count = _count(effort, num_bytes)
+        turns = cycle([torch.ones(shape, device=clock.device) for _ in range(count)])
+        return lambda: next(turns).sum(0)
+
+    taken = clock.times({size: partial(case, size) for size in effort.tensor_bytes}, "totals")
+    return Curve(tuple((float(size), size / taken[size]) for size in sorted(taken)))
+
+
+def measure_adds(clock: Clock, effort: Effort) -> Curve:
+    """Bytes a second of rows that torch adds to others by index, by the bytes of a row."""
+    generator = torch.Generator(device=clock.device).manual_seed(0)
+
+    def case(row_bytes: int) -> Call:
+        num_rows = max(1, min(effort.attend_edges, effort.copy_bytes // 4 // row_bytes))
+        table = torch.zeros(num_rows, row_bytes // 4, device=clock.device)
+        rows = torch.ones_like(table)
+        index = torch.randperm(num_rows, generator=generator, device=clock.device)
+        return lambda: table.index_add_(0, index, rows)
+
+    taken = clock.times({row: partial(case, row) for row in effort.row_bytes}, "adds")
+    points = []
+    for row, seconds in sorted(taken.items()):
+        num_rows = max(1, min(effort.attend_edges, effort.copy_bytes // 4 // row))
+        points.append((float(row), num_rows * row / seconds))
+    return Curve(tuple(points))
 
 
 def _count(effort: Effort, num_bytes: int) -> int:
@@ -103,52 +156,64 @@ def measure_fresh(clock: Clock, effort: Effort) -> float | None:
     if clock.is_cuda:
         return None
     held = torch.ones(effort.copy_bytes // 4)
-    taken = clock.times({"held": lambda: partial(held.fill_, 1.0),
-                         "fresh": lambda: partial(torch.ones, held.numel())})  # fmt: skip
+    cases = {
+        "held": lambda: partial(held.fill_, 1.0),
+        "fresh": lambda: partial(torch.ones, held.numel()),
+    }
+    taken = clock.times(cases, "fresh")
     return held.nbytes / _beyond(taken["fresh"], taken["held"])
 
 
 def measure_draws(clock: Clock, effort: Effort) -> float:
     """Numbers drawn for dropout a second, beside the pass over rows that draws them."""
-    x_ND = torch.ones(max(1, effort.copy_bytes // 8 // 4 // _WIDE), _WIDE, device=clock.device)
+    num_rows = max(1, effort.copy_bytes // 4 // 4 // _COLUMNS)
+    x_ND = torch.ones(num_rows, _COLUMNS, device=clock.device)
     key = step_key(0, 0, clock.device)
 
     def case(p: float) -> Call:
         return lambda: epilogue(x_ND, act="relu", p=p, key=key)
 
-    taken = clock.times({p: partial(case, p) for p in (0.0, 0.5)})
+    taken = clock.times({p: partial(case, p) for p in (0.0, 0.5)}, "draws")
     return x_ND.numel() / _beyond(taken[0.5], taken[0.0])
 
 
-def measure_attention(clock: Clock, effort: Effort) -> Curve:
-    """Rows of heads weighed by attention a second, beside gathering them, by the number of heads:
-    the mean of forward and backward."""
+class AttentionRates(NamedTuple):
+    """Edges times heads a second, by the number of heads: the means of forward and backward."""
+
+    attends: Curve  # weighed, beside gathering them
+    drops: Curve  # kept or dropped, beside that
+
+
+def measure_attention(clock: Clock, effort: Effort) -> AttentionRates:
     edges, device = effort.attend_edges, clock.device
     num_rows = edges // DEGREE
     generator = torch.Generator(device=device).manual_seed(0)
     col = torch.randint(num_rows, (edges,), generator=generator, device=device, dtype=torch.int32)
     block = Block(rowptr=random_rowptr(edges, generator), col=col, num_src=num_rows)
+    key = step_key(0, 0, device)
 
-    def case(heads: int, columns: int, attends: bool) -> Call:
+    def case(heads: int, columns: int, p: float | None) -> Call:
         rows = torch.ones(num_rows, heads, columns, device=device, requires_grad=True)
         scores = torch.ones(num_rows, heads, device=device, requires_grad=True)
 
         def call() -> None:
-            if attends:
-                out = gat_attention(block, rows, scores, scores)
-            else:
+            if p is None:  # gathered alone
                 out = aggregate(block, rows.flatten(1)).view_as(rows)
+            else:
+                out = gat_attention(block, rows, scores, scores, p=p, key=key)
             torch.autograd.grad(out, rows, torch.ones_like(out))
 
         return call
 
-    cases = [(*sizes, attends) for sizes in _HEADS for attends in (True, False)]
-    taken = clock.times({key: partial(case, *key) for key in cases})
-    points = []
-    for heads, columns in _HEADS:
-        beside = _beyond(taken[heads, columns, True], taken[heads, columns, False])
-        points.append((float(heads), 2 * edges * heads / beside))
-    return Curve(tuple(points))
+    cases = [(*sizes, p) for sizes in _HEADS for p in (None, 0.0, 0.5)]
+    taken = clock.times({key: partial(case, *key) for key in cases}, "attention")
+    attends, drops = [], []
+    for sizes in _HEADS:
+        gathered_s, weighed_s, dropped_s = (taken[*sizes, p] for p in (None, 0.0, 0.5))
+        heads = float(sizes[0])
+        attends.append((heads, 2 * edges * heads / _beyond(weighed_s, gathered_s)))
+        drops.append((heads, 2 * edges * heads / _beyond(dropped_s, weighed_s)))
+    return AttentionRates(Curve(tuple(attends)), Curve(tuple(drops)))
 
 
 def _beyond(whole_s: float, part_s: float) -> float:
@@ -169,13 +234,15 @@ def measure_matmul(clock: Clock, effort: Effort, bytes_s: Callable[[float], floa
 
     ``bytes_s`` gives the seconds that so many bytes of a product are priced at by themselves.
     """
-    cases = {
-        (name, width, form): partial(_product, clock, effort, getattr(torch, name), width, form)
-        for name in DTYPES
-        for width in effort.narrowest
-        for form in range(_FORMS)
-    }
-    taken = clock.times(cases)
+    taken: dict[tuple[str, int, int], float] = {}
+    for name in DTYPES:
+        cases = {
+            (name, width, form): partial(_product, clock, effort, getattr(torch, name), width, form)
+            for width in effort.narrowest
+            for form in range(_FORMS)
+        }
+        # Of the others a single round does.
+        taken |= clock.times(cases, "products", once=name != DTYPES[0])
     rates = ProductRates({}, {})
     for name in DTYPES:
         of_rows, outer = [], []
@@ -203,7 +270,8 @@ def _sizes(effort: Effort, dtype: torch.dtype, width: int) -> tuple[int, int]:
 
 
 def _product(clock: Clock, effort: Effort, dtype: torch.dtype, width: int, form: int) -> Call:
-    """Of rows that other products were made of since they were read last."""
+    """Of rows that other products were made of since they were read last, into other memory than
+    the last product was."""
     num_rows, other = _sizes(effort, dtype, width)
 
     def ones(*shape: int) -> Tensor:
@@ -211,47 +279,82 @@ def _product(clock: Clock, effort: Effort, dtype: torch.dtype, width: int, form:
 
     turns = cycle([(ones(num_rows, width), ones(num_rows, other)) for _ in range(_TURNS)])
     widen, narrower = ones(other, width), ones(width, other)
+    last: Tensor | None = None
 
-    def call() -> Tensor:
+    def call() -> None:
+        nonlocal last
         narrow, wide = next(turns)
         if form == 2:
-            return narrow.T @ wide
-        return linear_rows(wide, narrower) if form else linear_rows(narrow, widen)
+            last = narrow.T @ wide
+        else:
+            last = linear_rows(wide, narrower) if form else linear_rows(narrow, widen)
 
     return call
 
 
 class LaunchSeconds(NamedTuple):
     """Of one small operation of torch's, of one of ours (half of them over a graph), and on CUDA of
-    either in a recorded graph."""
+    either in a recorded graph; on a CPU also of both between operations that fill its caches."""
 
     plain_s: float
     graph_s: float
-    replayed_s: float | None
+    replayed_s: float | None = None
+    cold_plain_s: float | None = None
+    cold_graph_s: float | None = None
+
+    @property
+    def among_rows_s(self) -> float:
+        """Of one of ours, as on rows that no cache holds."""
+        return self.graph_s if self.cold_graph_s is None else self.cold_graph_s
 
 
-def measure_launch(clock: Clock) -> LaunchSeconds:
-    """All within training, autograd counted: as a mean over forward and backward."""
+def measure_launch(clock: Clock, effort: Effort) -> LaunchSeconds:
+    """All within training, autograd counted: as a mean over forward and backward, or of forward."""
     rowptr = torch.arange(0, _SMALL + 1, device=clock.device)
     col = torch.arange(_SMALL, device=clock.device, dtype=torch.int32)
     block = Block(rowptr=rowptr, col=col, num_src=_SMALL)
     x_ND = torch.ones(_SMALL, _SMALL, device=clock.device, requires_grad=True)
     weight = torch.ones(_SMALL, _SMALL, device=clock.device)
+    operations: dict[bool, tuple[_Operation, _Operation]] = {  # whether they are ours
+        False: (lambda h: h @ weight, torch.relu),
+        True: (lambda h: aggregate(block, h), lambda h: epilogue(h, act="relu")),
+    }
 
-    def chain(*, graph: bool) -> Tensor:
+    def chain(*, ours: bool) -> Tensor:
         h = x_ND
-        for _ in range(_LAYERS):
-            h = epilogue(aggregate(block, h), act="relu") if graph else torch.relu(h @ weight)
+        for operation in operations[ours] * _LAYERS:
+            h = operation(h)
         return torch.autograd.grad(h, x_ND, torch.ones_like(h))[0]
 
-    plain_s, graph_s = (clock.seconds(partial(chain, graph=graph)) for graph in (False, True))
+    chains = {ours: partial(chain, ours=ours) for ours in operations}
+    taken = clock.times({ours: partial(_same, call) for ours, call in chains.items()}, "launches")
     # A layer is two operations forward (a product or a sum, an activation) and two backward.
     count = 4 * _LAYERS
-    replayed_s = None
+    plain_s, graph_s = taken[False] / count, taken[True] / count
     if clock.is_cuda:
-        chains = (_recorded(partial(chain, graph=graph)) for graph in (False, True))
-        replayed_s = sum(clock.seconds(graph.replay) for graph in chains) / (2 * count)
-    return LaunchSeconds(plain_s / count, graph_s / count, replayed_s)
+        replays = {ours: partial(_same, _recorded(call).replay) for ours, call in chains.items()}
+        replayed_s = sum(clock.times(replays, "replays").values()) / (2 * count)
+        return LaunchSeconds(plain_s, graph_s, replayed_s=replayed_s)
+
+    rows = torch.ones(AROUND, effort.product_bytes // 4 // 4)
+
+    def cold(ours: bool | None) -> Call:
+        def call() -> None:
+            h = x_ND
+            for i, operation in enumerate(operations[bool(ours)] * _LAYERS):
+                torch.clamp_min(rows[i % AROUND], 0.0, out=rows[(i + 1) % AROUND])
+                h = h if ours is None else operation(h)
+
+        return call
+
+    taken = clock.times({ours: partial(cold, ours) for ours in (None, *operations)}, "cold")
+    among = ((taken[ours] - taken[None]) / (2 * _LAYERS) for ours in operations)
+    cold_s = map(max, (plain_s, graph_s), among)
+    return LaunchSeconds(plain_s, graph_s, None, *cold_s)
+
+
+def _same(call: Call) -> Call:
+    return call
 
 
 def _recorded(call: Call) -> torch.cuda.CUDAGraph:

@@ -2,7 +2,8 @@
 
 A sum over some 16 in-edges a row, from sources at random, is timed on tables that fit a core's own
 cache, that fit the last cache, and that fit neither. Of the last two a part is still answered by
-the nearer caches; that part is taken out, so that a prediction can put any share of it back.
+the nearer caches; that part is taken out, so that a prediction can put any share of it back. What
+a row takes whatever its edges is found beside a sum over fewer of them, and taken out, too.
 
 Legend: P destinations, S sources, E edges, D columns.
 """
@@ -22,12 +23,14 @@ from tiergnn.hardware.machine import Curve, cache_of, hit_frac
 from tiergnn.kernels.aggregate import aggregate
 from tiergnn.kernels.block import Block
 
-DEGREE = 16  # about that of the graphs that people have
+DEGREE, _FEW = 16, 4  # edges of a row: about those of the graphs that people have, and fewer
 _ID_BYTES, _END_BYTES = 4, 8  # of an edge's source, of a row's end
 _FAR = 8  # how often a table outside of a cache holds it
 _NEAR = 0.25  # the share of a memory that a table well inside it takes
 _MOST = 0.9  # that a nearer cache may answer: of less than a tenth, nothing can be said
 _WIDTH = 256  # bytes of the rows by which the cache is sized
+_NARROW = 64  # of those by which a row is told from its edges
+_LEAST_FRAC = 0.02  # of what takes longer: of less than that nothing can be said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +42,12 @@ class GatherRates:
     near: Curve | None
     cached: Curve
     memory: Curve
+    walks_per_s: float | None  # rows a second, whatever their edges; None: none to speak of
 
 
-def random_rowptr(edges: int, generator: torch.Generator) -> Tensor:
+def random_rowptr(edges: int, generator: torch.Generator, degree: int = DEGREE) -> Tensor:
     """Rows of 16 edges on average and of very different lengths, as graphs have them."""
-    device, shape = generator.device, (edges // DEGREE - 1,)
+    device, shape = generator.device, (edges // degree - 1,)
     ends = torch.randint(edges + 1, shape, generator=generator, device=device)
     bounds = torch.tensor([0, edges], device=device)
     return torch.cat([bounds[:1], ends.sort().values, bounds[1:]])
@@ -80,18 +84,31 @@ class _Gatherer:
         narrow = 0 < self._pass_bytes < row_bytes
         return span * self._pass_bytes / row_bytes if narrow else float(span)
 
-    def s_per_byte(self, cases: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    def s_per_byte(
+        self, cases: Iterable[tuple[int, int]], walk_s: float
+    ) -> dict[tuple[int, int], float]:
         """(bytes of a row, bytes of the table) -> seconds a byte of rows gathered."""
         found = {}
-        for (row, span), seconds in self._clock.times(
-            {(row, span): partial(self._call, row, span) for row, span in cases}
-        ).items():
+        calls = {(row, span): partial(self._call, row, span) for row, span in cases}
+        for (row, span), seconds in self._clock.times(calls, "gathers").items():
             edges = self._edges(row)
-            streamed = edges * _ID_BYTES + edges // DEGREE * (row + _END_BYTES)
+            other_s = self._in_order_s(row) + edges // DEGREE * walk_s
             # What is left of a call that takes little more than the rest of it is noise, not 0.
-            rest = max(seconds - self._other_s(streamed), seconds / 10)
-            found[row, span] = rest / (edges * row)
+            found[row, span] = max(seconds - other_s, seconds / 10) / (edges * row)
         return found
+
+    def walk_s(self, row_bytes: int, span: int) -> float:
+        """Seconds of a row beside its edges and what is read and written in order."""
+        cases = {degree: partial(self._call, row_bytes, span, degree) for degree in (_FEW, DEGREE)}
+        taken = self._clock.times(cases, "rows")
+        few_s, many_s = (taken[d] - self._in_order_s(row_bytes, d) for d in (_FEW, DEGREE))
+        more = self._edges(row_bytes) // _FEW - self._edges(row_bytes) // DEGREE
+        beyond_s = few_s - many_s
+        return beyond_s / more if beyond_s > _LEAST_FRAC * taken[_FEW] else 0.0
+
+    def _in_order_s(self, row_bytes: int, degree: int = DEGREE) -> float:
+        edges = self._edges(row_bytes)
+        return self._other_s(edges * _ID_BYTES + edges // degree * (row_bytes + _END_BYTES))
 
     def streamed(self, row_bytes: int) -> float:
         """Bytes in order for each byte of a row: an edge's id, and a row written for every 16."""
@@ -107,8 +124,8 @@ class _Gatherer:
         edges = self._effort.read_bytes // max(row_bytes, 64 + _ID_BYTES)
         return max(DEGREE, edges // DEGREE * DEGREE)
 
-    def _call(self, row_bytes: int, span: int) -> Call:
-        block, x_SD = self._case(row_bytes, span)
+    def _call(self, row_bytes: int, span: int, degree: int = DEGREE) -> Call:
+        block, x_SD = self._case(row_bytes, span, degree)
 
         def call() -> None:
             with torch.no_grad():
@@ -116,7 +133,7 @@ class _Gatherer:
 
         return call
 
-    def _case(self, row_bytes: int, span: int) -> tuple[Block, Tensor]:
+    def _case(self, row_bytes: int, span: int, degree: int) -> tuple[Block, Tensor]:
         edges = self._edges(row_bytes)
         num_rows = max(1, span // row_bytes)
         col = torch.randint(
@@ -126,9 +143,9 @@ class _Gatherer:
             device=self._clock.device,
             dtype=torch.int32,
         )
-        rowptr = random_rowptr(edges, self._generator)
+        rowptr = random_rowptr(edges, self._generator, degree)
         width = row_bytes // 4
-        num_src = max(num_rows, edges // DEGREE)
+        num_src = max(num_rows, edges // degree)
         x_SD = self._memory[: num_src * width].view(num_src, width)
         return Block(rowptr=rowptr, col=col, num_src=num_src), x_SD
 
@@ -155,7 +172,9 @@ def measure_gathers(
     reference = min(rows, key=lambda row: abs(row - _WIDTH))
     around = [gatherer.span(reference, cache_bytes * share) for share in (0.5, 1, 2, 4)]
     pairs = [pair for spans in (within, inside, far) for pair in spans.items()]
-    taken = gatherer.s_per_byte([*pairs, *((reference, span) for span in around)])
+    narrow = min(rows, key=lambda row: abs(row - _NARROW))
+    walk_s = gatherer.walk_s(narrow, inside[narrow])
+    taken = gatherer.s_per_byte([*pairs, *((reference, span) for span in around)], walk_s)
     _at_most(taken, rows, [far, inside, *([within] if within else [])])
 
     near = {row: taken[row, span] for row, span in within.items()}
@@ -182,6 +201,7 @@ def measure_gathers(
         near=_curve(near) if near else None,
         cached=_curve(cached),
         memory=_curve(memory),
+        walks_per_s=1 / walk_s if walk_s else None,
     )
 
 

@@ -121,6 +121,13 @@ def _in_order(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -
     return [Done("stream", _bytes(*read, *written))]
 
 
+def _total(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """A sum over rows, as of the gradient of a bias; other sums are operations in order."""
+    done = _in_order(given, read, written)
+    over_rows = read[0].dim() == 2 and len(given) > 1 and given[1] == [0]
+    return [done[0]._replace(kind="total")] if over_rows else done
+
+
 def _fresh(read: list[Tensor], written: list[Tensor]) -> list[Done]:
     """New tensors of torch's allocator; our kernels' rows are of a pool (``kernels.memory``)."""
     held = {t.untyped_storage().data_ptr() for t in read}
@@ -160,18 +167,24 @@ def _rows_product(given: Sequence[Any], read: list[Tensor], written: list[Tensor
 # Rows by index
 
 
-def _by_index(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
-    """Rows of a table taken or added to by index; a row an index, which is read or written too.
+def _taken(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    return _by_index("gather", read, written)
 
-    What is added to a copy of the table copies it first.
-    """
+
+def _added(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """What is added to a copy of the table copies it first."""
+    return _by_index("add", read, written)
+
+
+def _by_index(kind: str, read: list[Tensor], written: list[Tensor]) -> list[Done]:
+    """Rows of a table taken or added to by index; a row an index, which is read or written too."""
     table = read[0]
     index = next((t for t in read if not t.is_floating_point()), table)
     count = index.shape[0] if index.dim() else 1
     grain = max(1, _row_bytes(table))
     moved = float(count * grain)
     done = [
-        Done("gather", moved, grain, _bytes(table), launches=0),
+        Done(kind, moved, grain, _bytes(table), launches=0),
         Done("stream", moved + _bytes(index)),
     ]
     if any(t.shape == table.shape and t.data_ptr() != table.data_ptr() for t in written):
@@ -255,12 +268,12 @@ def _gatv2_grad(given: Sequence[Any], read: list[Tensor], written: list[Tensor])
 
 
 def _attended(given: Sequence[Any], rows: Tensor) -> list[Done]:
-    """The arithmetic over every edge and head of rows [S, K, F]. Where some drop, four numbers are
-    drawn at a time, one of which is used; the threshold stands after whether there are loops."""
+    """The arithmetic over every edge and head of rows [S, K, F], some of which may drop: the
+    threshold stands after whether there are loops."""
     edges, heads = Block.by_handle(given[0]).num_edges, rows.shape[1]
     done = [Done("attend", float(edges * heads), heads, launches=0)]
     threshold = next(b for a, b in pairwise(given) if isinstance(a, bool) and type(b) is int)
-    return done + [Done("draw", 4.0 * edges * heads, launches=0)] * (threshold > 0)
+    return done + [done[0]._replace(kind="drop")] * (threshold > 0)
 
 
 def _edge_mean(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) -> list[Done]:
@@ -268,7 +281,7 @@ def _edge_mean(given: Sequence[Any], read: list[Tensor], written: list[Tensor]) 
 
 
 def _rows_by_edge(block: Block, tables: list[Tensor], streamed: list[Tensor]) -> list[Done]:
-    """A row of each table for every edge; the edges themselves and other rows in order."""
+    """A row of each table for every edge, summed by row; the edges and other rows in order."""
     index = block.num_edges * (block.col.element_size())
     done = [
         Done(
@@ -276,6 +289,8 @@ def _rows_by_edge(block: Block, tables: list[Tensor], streamed: list[Tensor]) ->
         )
         for i, t in enumerate(tables)
     ]
+    rows = streamed[0].shape[0] if streamed[0].shape[0] == block.num_src else block.num_dst
+    done.append(Done("walk", float(rows), launches=0))
     return [*done, Done("stream", _bytes(*streamed) + index, launches=0)]
 
 
@@ -297,14 +312,16 @@ _OURS: dict[str, Maker] = {
     "product_grad_rows": _rows_product,
 }
 _DENSE: dict[str, Maker] = dict.fromkeys(("mm", "bmm", "addmm", "addbmm", "baddbmm"), _product)
+_DENSE |= dict.fromkeys(("index_select", "index", "gather", "embedding"), _taken)
 _DENSE |= dict.fromkeys(
     (
-        "index_select", "index", "gather", "embedding", "index_add", "index_add_", "scatter_add",
-        "scatter_add_", "scatter_reduce", "scatter_reduce_", "scatter", "scatter_", "index_put",
-        "index_put_", "_index_put_impl_", "index_reduce", "index_reduce_", "segment_reduce",
+        "index_add", "index_add_", "scatter_add", "scatter_add_", "scatter_reduce",
+        "scatter_reduce_", "scatter", "scatter_", "index_put", "index_put_", "_index_put_impl_",
+        "index_reduce", "index_reduce_", "segment_reduce",
     ),
-    _by_index,
+    _added,
 )  # fmt: skip
+_DENSE["sum"] = _total
 # Of ours, what takes its memory from torch.
 _OF_TORCH = {name for name in _OURS if name.startswith(("gat", "edge", "product"))}
 _NOTHING = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "lift_fresh", "alias"}

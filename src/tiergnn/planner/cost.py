@@ -18,11 +18,17 @@ from tiergnn.errors import ConfigError, unknown
 from tiergnn.hardware.machine import AROUND, LINKS, Device, Machine, hit_frac
 from tiergnn.schedule.actions import Action, Lane, Op, Work
 from tiergnn.schedule.schedule import Schedule
+from tiergnn.workload import PRODUCTS
 
 FORMAT = "tiergnn-costs"
 VERSION = 1
 CLASSES = ("gather", "attend", "matmul", "stream", "draw", "fresh", "launch", *LINKS)
 _STAGED = ("sliced", "grinnder", "hongtu")  # steps that one thread queues action by action
+# Kinds of work that operations have beside their bytes, and the class of each.
+_BESIDE = {
+    "walk": "gather", "attend": "attend", "drop": "attend", "draw": "draw", "fresh": "fresh",
+}  # fmt: skip
+_DRAWN = 4  # numbers for each that attention keeps or drops
 _FRESH_FROM_BYTES = 32 * 2**20  # a smaller tensor gets memory that an earlier one gave back
 
 
@@ -115,7 +121,8 @@ class Costs:
     def shares(self, action: Action) -> Iterator[Share]:
         """The action's seconds by class, factors not counted. Raises as ``parts``."""
         streamed = _streamed(action.work) if self.machine.device.kind == "cpu" else 0.0
-        launches = _Launches.of(self.machine.device, self.replays and action.op != Op.STEP)
+        replayed = self.replays and action.op != Op.STEP
+        launches = _Launches.of(self.machine.device, replayed, action.work)
         for work in action.work:
             yield from _shares(self.machine, work, action.lane, streamed, launches)
 
@@ -136,11 +143,22 @@ class _Launches(NamedTuple):
     graph_s: float
 
     @classmethod
-    def of(cls, device: Device, replayed: bool) -> _Launches:
+    def of(cls, device: Device, replayed: bool, works: Sequence[Work]) -> _Launches:
+        """Of an action whose operations each take so much room in a core's own cache."""
         if replayed and device.replayed_launch_s is not None:
             return cls(device.replayed_launch_s, device.replayed_launch_s)
-        graph_s = device.launch_s if device.graph_launch_s is None else device.graph_launch_s
-        return cls(device.launch_s, graph_s)
+        plain_s = device.launch_s
+        graph_s = plain_s if device.graph_launch_s is None else device.graph_launch_s
+        if device.cold_launch_s is None or device.cold_graph_launch_s is None:
+            return cls(plain_s, graph_s)
+        launched = [work for work in works if work.launches and work.kind != "fresh"]
+        moved = sum(w.launches * w.span if w.kind in PRODUCTS else w.amount for w in launched)
+        count = sum(work.launches for work in launched)
+        warm = hit_frac(device.near_cache_bytes, moved / count) if count else 1.0
+        return cls(
+            warm * plain_s + (1 - warm) * device.cold_launch_s,
+            warm * graph_s + (1 - warm) * device.cold_graph_launch_s,
+        )
 
 
 def _streamed(works: Sequence[Work]) -> float:
@@ -172,26 +190,38 @@ def _shares(
         yield Share("launch", work.launches * launches.graph_s)
         yield Share("gather", work.amount * gather_s_per_byte(device, work, streamed))
         return
-    if work.kind in ("attend", "draw", "fresh"):
-        yield Share(work.kind, _beside_s(device, work))
+    if work.kind in _BESIDE:
+        yield Share(_BESIDE[work.kind], _beside_s(device, work))
         return
     if work.launches:
         of_ours = work.kind == "rowwise"
         yield Share("launch", work.launches * (launches.graph_s if of_ours else launches.plain_s))
-    if work.kind in ("matmul", "outer"):
+    if work.kind in PRODUCTS:
         yield from _product(device, work)
+    elif work.kind == "add":
+        yield Share("gather", _added_s(device, work))
     else:
         yield Share("stream", _stream_s(device, work))
 
 
 def _beside_s(device: Device, work: Work) -> float:
     """What an operation takes beside its bytes; nothing where the machine has no rate of it."""
-    if work.kind == "attend":
-        curve = device.attends_per_s
-        return 0.0 if curve is None else work.amount / curve.at(work.grain)
-    rate = device.draws_per_s if work.kind == "draw" else device.fresh_Bps
+    if work.kind in ("attend", "drop"):
+        curve = device.attends_per_s if work.kind == "attend" else device.drops_per_s
+        if curve is not None:
+            return work.amount / curve.at(work.grain)
+        drawn = _DRAWN * work.amount if work.kind == "drop" else 0
+        return drawn / device.draws_per_s if drawn and device.draws_per_s else 0.0
+    rates = {"walk": device.walks_per_s, "draw": device.draws_per_s, "fresh": device.fresh_Bps}
+    rate = rates[work.kind]
     small = work.kind == "fresh" and work.amount < work.launches * _FRESH_FROM_BYTES
     return 0.0 if rate is None or small else work.amount / rate
+
+
+def _added_s(device: Device, work: Work) -> float:
+    if device.adds_Bps is not None:
+        return work.amount / device.adds_Bps.at(max(1, work.grain))
+    return work.amount * gather_s_per_byte(device, work)
 
 
 def _product(device: Device, work: Work) -> Iterator[Share]:
@@ -213,7 +243,7 @@ def _link_of(work: Work, lane: Lane, device: Device) -> str | None:
     """The link that the work's bytes go over; None where the device does it by itself."""
     if work.kind == "move":
         return work.place
-    if work.kind in ("matmul", "outer") or work.place == "device":
+    if work.kind in PRODUCTS or work.place == "device":
         return None
     if work.kind == "stream":
         return "host_copy"
@@ -254,17 +284,16 @@ def _stream_s(device: Device, work: Work) -> float:
     """Without a launch it is what a kernel streams besides its gathers."""
     if work.launches:
         each = work.amount / work.launches
-        return work.launches * _in_order_s(device, each, rowwise=work.kind == "rowwise")
+        return work.launches * _in_order_s(device, each, work.kind)
     if device.kind == "cpu":
         return _in_order_s(device, work.amount)
     return device.in_order_s(work.amount)
 
 
-def _in_order_s(device: Device, num_bytes: float, *, rowwise: bool = False) -> float:
+def _in_order_s(device: Device, num_bytes: float, kind: str = "stream") -> float:
     """Of one operation; never less than that of a smaller one, however the rates were measured."""
-    curve = device.elementwise_Bps
-    if rowwise and device.rowwise_Bps is not None:
-        curve = device.rowwise_Bps
+    own = {"rowwise": device.rowwise_Bps, "total": device.totals_Bps}.get(kind)
+    curve = device.elementwise_Bps if own is None else own
     if curve is None:
         return num_bytes / device.stream_Bps
     if not num_bytes:

@@ -1,7 +1,9 @@
 """Fit: what measured timelines teach about costs: one factor for each class of work.
 
-Relative errors are made least by non-negative least squares, each factor held lightly to what it
-was, so that classes without data stay. Nothing is random: the same samples give the same factors.
+Errors are made least by non-negative least squares, as fractions of their steps where they are of
+steps: what counts is how long a step takes, and a small action may be off by half. Each factor is
+held lightly to what it was, so that classes without data stay. Nothing is random: the same samples
+give the same factors.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 
 _HOLD = 1e-3  # weight of "stays as it was", where one sample's relative error weighs 1
-_LEAST_FRAC = 0.05  # of a step: below it an action's error is measured against this much
+# Of a step: below it an action's error is told as a fraction of this much, and weighs so.
+_TOLD_FRAC, _WEIGHED_FRAC = 0.05, 0.5
 _LEAST_FACTOR = 0.01  # no work is free
 
 
@@ -65,14 +68,16 @@ def fit(costs: Costs, samples: Iterable[tuple[Schedule, Timeline]]) -> Fit:
     """
     shares: list[list[float]] = []
     seconds: list[float] = []
-    scales: list[float] = []
+    told: list[float] = []
+    weighed: list[float] = []
     for schedule, timeline in samples:
         as_run = costs.of_schedule(schedule)
         pairs = _pairs(schedule, timeline)
         shares += [_by_class(as_run, action) for action, _ in pairs]
         seconds += [span_s for _, span_s in pairs]
-        scales += [max(span_s, _LEAST_FRAC * timeline.seconds) for _, span_s in pairs]
-    return _learned(costs, shares, seconds, scales)
+        told += [max(span_s, _TOLD_FRAC * timeline.seconds) for _, span_s in pairs]
+        weighed += [max(span_s, _WEIGHED_FRAC * timeline.seconds) for _, span_s in pairs]
+    return _learned(costs, shares, seconds, told, weighed)
 
 
 def fit_actions(costs: Costs, actions: Sequence[Action], seconds: Sequence[float]) -> Fit:
@@ -80,22 +85,25 @@ def fit_actions(costs: Costs, actions: Sequence[Action], seconds: Sequence[float
 
     Raises PlanError without an action that takes time.
     """
-    return _learned(costs, [_by_class(costs, action) for action in actions], seconds, seconds)
+    shares = [_by_class(costs, action) for action in actions]
+    return _learned(costs, shares, seconds, seconds, seconds)
 
 
 def _learned(
     costs: Costs,
     by_class: Sequence[Sequence[float]],
     seconds: Sequence[float],
-    scales: Sequence[float],
+    told: Sequence[float],
+    weighed: Sequence[float],
 ) -> Fit:
-    """``scales`` are the seconds against which errors are measured."""
+    """``told`` and ``weighed`` are the seconds of which errors are fractions: those that residuals
+    tell, and those whose squares are made least."""
     shares, measured = np.array(by_class), np.asarray(seconds, np.float64)
-    against = np.asarray(scales, np.float64)
     usable = (shares.sum(axis=1) > 0) & (measured > 0) if len(shares) else np.zeros(0, dtype=bool)
     if not usable.any():
         raise PlanError("no action that was measured takes time: nothing to learn from")
-    shares, measured, against = shares[usable], measured[usable], against[usable]
+    shares, measured = shares[usable], measured[usable]
+    against = np.asarray(weighed, np.float64)[usable]
     factors = _least_squares(shares, measured, against)
     # Errors against measured seconds, noise and all, favour low ones: once more against predicted.
     factors = _least_squares(shares, measured, np.maximum(shares @ factors, against / 2))
@@ -106,8 +114,9 @@ def _learned(
         if seen[i] or name in costs.factors
     }
     better = replace(costs, factors=learned)
-    before = np.abs(shares.sum(axis=1) - measured) / against
-    after = np.abs(shares @ factors - measured) / against
+    whole = np.asarray(told, np.float64)[usable]
+    before = np.abs(shares.sum(axis=1) - measured) / whole
+    after = np.abs(shares @ factors - measured) / whole
     return Fit(costs=better, residuals=_residuals(better, shares, before, after))
 
 

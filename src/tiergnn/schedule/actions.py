@@ -69,7 +69,10 @@ KINDS = (
     "topology", "features", "parameters", "gradients", "optimizer", "activations", "saved",
     "workspace", "cache", "staging",
 )  # fmt: skip
-WORKS = ("gather", "attend", "move", "matmul", "outer", "stream", "rowwise", "draw", "fresh")
+WORKS = (
+    "gather", "walk", "attend", "drop", "add", "move", "matmul", "outer", "stream", "rowwise",
+    "total", "draw", "fresh",
+)  # fmt: skip
 _MARKS = ("given", "lasting", "own")
 _LISTS = ("tag", "reads", "writes", "after", "work")
 _NUMBERS = {"s": "stage", "p": "part", "c": "slice"}
@@ -179,14 +182,17 @@ class Work:
 
     kind "gather": ``amount`` bytes read at random as rows of ``grain`` bytes from a table of
     ``span`` bytes that lies at ``place`` (device, host, peer), ``evenness`` saying how evenly its
-    rows are read (``graph.shape.Histogram.evenness``); "attend": of those, ``amount`` weighed
-    by attention, of ``grain`` heads an edge; "move": ``amount`` bytes over the link ``place`` in
-    pieces of ``grain`` bytes (1: in one piece); "matmul": ``amount`` operations of dtype ``place``
-    ("device": float32), ``grain`` the narrowest of a product's sizes and ``span`` the bytes that
-    one reads and writes, "outer": likewise of one that sums over rows; "stream": ``amount`` bytes
-    in order at ``place`` (``launches`` 0: by a kernel that gathers besides), "rowwise": by our own
-    kernels; "draw": ``amount`` numbers drawn for dropout; "fresh": ``amount`` bytes of
-    ``launches`` new tensors that torch's allocator is asked for.
+    rows are read (``graph.shape.Histogram.evenness``); "walk": ``amount`` rows that a kernel makes
+    of those that it gathers; "attend": ``amount`` of those weighed by attention, of ``grain`` heads
+    an edge, "drop": likewise, each of which it keeps or drops; "add": ``amount`` bytes as rows of
+    ``grain`` bytes that torch adds to a table of ``span`` bytes;
+    "move": ``amount`` bytes over the link ``place`` in pieces of ``grain`` bytes (1: in one piece);
+    "matmul": ``amount`` operations of dtype ``place`` ("device": float32), ``grain`` the narrowest
+    of a product's sizes and ``span`` the bytes that one reads and writes, "outer": likewise of one
+    that sums over rows; "stream": ``amount`` bytes in order at ``place`` (``launches`` 0: by a
+    kernel that gathers besides), "rowwise": by our own kernels, "total": by torch's sums over rows;
+    "draw": ``amount`` numbers drawn for dropout; "fresh": ``amount`` bytes of ``launches`` new
+    tensors that torch's allocator is asked for.
     """
 
     kind: str

@@ -11,7 +11,8 @@ from tiergnn.workload import PRODUCTS, Extent, Term
 ALL = ("gather", "matmul", "stream")
 # What goes along with what.
 _BESIDE = {
-    "attend": "gather", "outer": "matmul", "rowwise": "stream", "draw": "stream", "fresh": "stream",
+    "walk": "gather", "attend": "gather", "drop": "gather", "add": "gather", "outer": "matmul",
+    "rowwise": "stream", "total": "stream", "draw": "stream", "fresh": "stream",
 }  # fmt: skip
 _Asked = tuple[int, Extent, tuple[str, ...], float, float, bool]
 
@@ -45,6 +46,7 @@ class Works:
             for term in terms:
                 kind = _BESIDE.get(term.kind, term.kind)
                 share = frac * (edges_frac if kind == "gather" else 1.0)
+                share = 1.0 if term.kind == "walk" else share  # whatever of a row is read
                 amount = round(term.amount.at(extent) * share)
                 if kind in kinds and amount:
                     works.append(self._work(term, extent, amount, frac, backward=backward))
