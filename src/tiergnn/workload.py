@@ -146,8 +146,8 @@ class Term:
     "matmul": ``amount`` operations, ``grain`` the narrowest of the product's three sizes and
     ``table`` the bytes that one reads and writes, "outer" where it sums over rows; "stream":
     ``amount`` bytes read and written in order, "rowwise" by kernels of ours. ``launches`` kernels
-    do it. What some of them take besides: "attend", "draw" and "fresh" as of
-    ``schedule.actions.Work``.
+    do it. The others, as of ``schedule.actions.Work``: "add", "total", and what some operations
+    take besides, "walk", "attend", "drop", "draw" and "fresh".
     """
 
     kind: str
@@ -176,6 +176,26 @@ DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceWork:
+    """What a columnwise stage's operation holds on a slice beyond the rows that it reads: of all
+    columns, and of the least that can be a slice (a column, or a head). Forward beyond the sums
+    that it writes, too; ``back``, with all gradients that it makes."""
+
+    whole: Peak = Peak()
+    least: Peak = Peak()
+    back_whole: Peak = Peak()
+    back_least: Peak = Peak()
+
+    def held(self, extent: Extent, frac: float, units: int, *, backward: bool) -> int:
+        """Of a share of the ``units``: the most is convex in it, so a line is never below."""
+        least, whole = (self.back_least, self.back_whole) if backward else (self.least, self.whole)
+        if units <= 1 or frac >= 1:
+            return whole.at(extent)
+        part = max(0.0, (frac - 1 / units) / (1 - 1 / units))
+        return round((1 - part) * least.at(extent) + part * whole.at(extent))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +232,7 @@ class StageWork:
     by_degrees: bool = False  # its row-local code asks of edges only how many each row has
     before: tuple[str, ...] = ()  # of what a columnwise stage reads: up to its operation,
     after: tuple[str, ...] = ()  # and after it
+    slices: SliceWork | None = None  # of a columnwise one
 
 
 @dataclass(frozen=True, slots=True)

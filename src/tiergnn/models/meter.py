@@ -34,6 +34,7 @@ from tiergnn.models.moments import moments_grad
 from tiergnn.models.passes import Kept, run_backward, run_forward
 from tiergnn.models.preparing import Preparing
 from tiergnn.models.sample_blocks import SampleBlock, sample_blocks
+from tiergnn.models.slicing import Slicing
 from tiergnn.models.sorting import Sorting
 from tiergnn.models.stages import Program, Stage
 from tiergnn.models.trace import trace
@@ -82,6 +83,7 @@ def meter(
         passes = [_Passes(bench, sample) for sample in samples]
         law = Law([p.sample.extent for p in passes], [p.sample.loops for p in passes])
         fits = {stage.index: _Fits(law, bench, stage, passes) for stage in program.stages}
+        slicing = Slicing(bench, samples)
         parameters = list(model.parameters())
         loss, step, row = LossWork((), Peak()), StepWork((), 0, 0), StepWork((), 0, 0)
         if ending is not None:
@@ -105,7 +107,7 @@ def meter(
         ),
         inputs=program.needs,
         output=program.output,
-        stages=tuple(fit.stage_work() for fit in fits.values()),
+        stages=tuple(fit.stage_work(slicing) for fit in fits.values()),
         loss=loss.work,
         loss_held=loss.held,
         step=step.work,
@@ -326,7 +328,7 @@ class _Fits:
             totals.append(total)
         return totals
 
-    def stage_work(self) -> StageWork:
+    def stage_work(self, slicing: Slicing) -> StageWork:
         bench, stage, law = self._bench, self._stage, self._law
         of = "" if stage.statistic is None else stage.statistic.of
         passes = {
@@ -356,6 +358,7 @@ class _Fits:
             statistics=stage.statistics,
             divisible=stage.divisible,
             by_degrees=stage.by_degrees,
+            slices=slicing.work(law, stage.index),
         )
 
 

@@ -11,7 +11,7 @@ from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.slices import Slices, holding
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.contents import Content, What
-from tiergnn.workload import StageWork
+from tiergnn.workload import Extent, StageWork
 
 ROWWISE = ("matmul", "stream")  # the work of such a half
 
@@ -55,7 +55,7 @@ class Blocks:
     def compute(self, stage: StageWork, block: Block, op: Op) -> tuple[dict[str, str], list[str]]:
         """The row-local half of a stage: what it writes, and what it keeps for backward."""
         draft, part = self._draft, block.part
-        extent = draft.dense(draft.layout.parts[part].rows)
+        extent = self.extent(stage, part)
         for name, buffer in block.inputs.items():
             self._slices.fill_rows(name, part, buffer)
         outputs = {}
@@ -82,10 +82,16 @@ class Blocks:
                 *block.inputs.values(), *block.topology, *self._edges(stage), *self.shared(stage)
             ],
             writes=[*outputs.values(), *saved, scratch],
-            work=draft.works(stage.forward, extent, kinds=ROWWISE),
+            work=draft.works(stage.forward, draft.dense(extent.rows), kinds=ROWWISE),
         )  # fmt: skip
         self._writer.release(0, scratch)
         return outputs, saved
+
+    def extent(self, stage: StageWork, part: int) -> Extent:
+        """What the row-local half of a stage holds bytes for: its edges too, where it reads what
+        they carry."""
+        shape = self._draft.layout.parts[part]
+        return Extent(shape.rows, shape.rows, shape.edges if self._edges(stage) else 0)
 
     def _edges(self, stage: StageWork) -> list[str]:
         """The inputs of edges that its row-local half reads."""

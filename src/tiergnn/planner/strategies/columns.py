@@ -20,7 +20,7 @@ from tiergnn.planner.strategies.passing import ahead
 from tiergnn.planner.strategies.slices import Slices
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.contents import Content, What
-from tiergnn.workload import Extent, Peak, Size, StageWork
+from tiergnn.workload import Extent, StageWork
 
 
 def like(draft: Draft, stage: StageWork, name: str) -> bool:
@@ -39,7 +39,8 @@ def _largest(sizes: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 _DEGREE_BYTES = 16  # of a row: how many in-edges it has, with and without loops, and its id
-_VIEW_BYTES = 24  # of a row of a block without its edges: degrees, and an empty row pointer
+# Of a row of a block without its edges: degrees, an empty row pointer, a number made of a degree.
+_VIEW_BYTES = 32
 
 
 class Columns:
@@ -214,8 +215,11 @@ class Columns:
         index: int,
         reads: list[str],
         writes: list[str],
+        *,
+        adds: bool = False,
     ) -> None:
-        """One slice over the topology, at once or chunk after chunk as it is brought."""
+        """One slice over the topology, at once or chunk after chunk as it is brought. ``adds``: to
+        gradients that are there."""
         draft = self._draft
         backward = op is Op.BACKWARD
         terms = stage.backward if backward else stage.forward
@@ -231,7 +235,7 @@ class Columns:
             scratch = draft.take(
                 f"work.s{stage.index}.c{index}",
                 "workspace",
-                self._work_bytes(stage, extent, frac, backward=backward, part=part),
+                self._work_bytes(stage, extent, frac, backward=backward, part=part, adds=adds),
             )
             work = draft.works(terms, extent, kinds=("gather",), frac=frac, backward=backward)
             if again:
@@ -252,28 +256,31 @@ class Columns:
             reads = list(dict.fromkeys([*reads, *writes]))  # chunks add to what is there
 
     def _work_bytes(
-        self, stage: StageWork, extent: Extent, frac: float, *, backward: bool, part: int
+        self,
+        stage: StageWork,
+        extent: Extent,
+        frac: float,
+        *,
+        backward: bool,
+        part: int,
+        adds: bool,
     ) -> int:
         """What one slice holds while it is at work."""
 
-        def beyond(size: Size | Peak) -> int:
-            edges = size.at(Extent(0, extent.sources, extent.edges)) - size.at(Extent(0, 0, 0))
-            return round(frac * max(0, edges))
-
+        assert stage.slices is not None
+        units = self._draft.units(stage)
+        held = stage.slices.held(extent, frac, units, backward=backward)
         main = self._draft.row_bytes(stage.gathers[0])
         slice_bytes = round(frac * self._draft.whole.rows * main)
-        turned = 0 if part < 0 else slice_bytes  # the order in which a chunk has its sources
+        turned = 0
+        if part >= 0:  # the order in which a chunk has its sources
+            more = (n for n in stage.gathers[1:] if not self._draft.of_edges(n))
+            turned = slice_bytes + sum(self._draft.row_bytes(n) for n in more) * extent.sources
         if not backward:
-            return beyond(stage.forward_held) + turned
-        if stage.divisible:
-            return beyond(stage.backward_held) + 2 * turned
-        made = slice_bytes + sum(
-            self._draft.whole.rows * self._draft.row_bytes(n)
-            for n in (*stage.gathers[1:], *stage.before)
-            if not self._draft.of_edges(n)
-        )
-        kept = beyond(stage.kept) + beyond(stage.kept_held) + slice_bytes
-        return kept + beyond(stage.backward_held) + made + 2 * turned
+            # A chunk's sums are added to those that are there.
+            return held + turned + (0 if part < 0 else round(frac * extent.rows * main))
+        fresh = stage.divisible and part < 0 and not adds  # nothing to add to
+        return max(0, held - slice_bytes * fresh) + 2 * turned
 
     def scatter(self, stage: StageWork) -> None:
         """Slice after slice, from the gradients of sums to those of the rows that were gathered."""
@@ -305,7 +312,7 @@ class Columns:
                     grads[name] = slices.room(f"{name}.grad", index)
             out = [*grads.values(), *scores.values()]
             reads = [*inputs.values(), *whole.values(), *read, *scores.values()]
-            self._run_slice(stage, Op.BACKWARD, index, reads, out)
+            self._run_slice(stage, Op.BACKWARD, index, reads, out, adds=bool(read))
             for name, buffer in inputs.items():
                 slices.leave(name, index, buffer, written=False, last=name == total)
             for name, buffer in grads.items():

@@ -348,7 +348,7 @@ class _Sliced:
     ) -> None:
         """The row-local half: from the gradients of what it wrote to those of sums and own rows."""
         draft, part = self._draft, block.part
-        extent = draft.dense(draft.layout.parts[part].rows)
+        extent = self._blocks.extent(stage, part)
         outputs, saved = self._blocks.compute(stage, block, Op.RECOMPUTE)
         for name, buffer in block.grads.items():
             self._slices.fill_rows(f"{name}.grad", part, buffer)
@@ -386,7 +386,9 @@ class _Sliced:
                 *self._blocks.shared(stage), *gradients, *moments,
             ],
             writes=[*made.values(), *gradients, *moments, scratch],
-            work=draft.works(stage.backward, extent, kinds=ROWWISE, backward=True),
+            work=draft.works(
+                stage.backward, draft.dense(extent.rows), kinds=ROWWISE, backward=True
+            ),
         )  # fmt: skip
         done = [b for n, b in block.grads.items() if f"{n}.grad" not in made]
         done += block.brought
