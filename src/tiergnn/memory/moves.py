@@ -5,7 +5,8 @@ Legend: R rows of a table, D columns, N rows of one request, U units of a row (1
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 from tiergnn import threads
 
 _PIECE_BYTES = 2**18  # a smaller one is not worth another thread's look
+_ADDED_BYTES = 2**20  # likewise, where each piece is called from Python
 _UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -40,6 +42,35 @@ def add_rows(target: Tensor, slot: Tensor, values: Tensor, source: Tensor) -> No
         arrays[1],
         target.shape[1] * target.element_size(),
     )
+
+
+class Addend(NamedTuple):
+    """Rows ``values`` [N, D] for the rows ``slot`` [N] of ``target`` [R, D], or for all of them
+    (None). CPU tensors of one dtype, float32 or float64."""
+
+    target: Tensor
+    slot: Tensor | None
+    values: Tensor
+
+
+def add_all(addends: Sequence[Addend]) -> None:
+    """target[slot[i]] += values[i] of each, side by side: no row may be added to twice."""
+    arrays = [tuple(None if t is None else t.numpy() for t in addend) for addend in addends]
+    pieces: list[tuple[int, int, int]] = []
+    for number, addend in enumerate(addends):
+        count, row_bytes = len(addend.values), addend.values[:1].nbytes
+        step = max(1, _ADDED_BYTES // max(1, row_bytes))
+        pieces += [(number, low, min(low + step, count)) for low in range(0, count, step)]
+
+    def add(first: int, last: int) -> None:
+        for number, low, high in pieces[first:last]:
+            target, slot, values = arrays[number]
+            if slot is None:
+                _add_block(target, values, low, high)
+            else:
+                _add_in_order(target, slot, values, low, high)
+
+    threads.spread(add, len(pieces), torch.get_num_threads())
 
 
 def _spread(work: Callable[[int, int], None], rows: np.ndarray, row_bytes: int) -> None:
@@ -78,6 +109,22 @@ def _unit(row_bytes: int, starts: np.ndarray) -> int:
 def _add_rows(target, slot, values, source):
     for i in range(slot.size):
         total, given = target[slot[i]], values[source[i]]
+        for d in range(total.size):
+            total[d] += given[d]
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_in_order(target, slot, values, low, high):
+    for i in range(low, high):
+        total, given = target[slot[i]], values[i]
+        for d in range(total.size):
+            total[d] += given[d]
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_block(target, values, low, high):
+    for i in range(low, high):
+        total, given = target[i], values[i]
         for d in range(total.size):
             total[d] += given[d]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tiergnn.kernels import backend
 from tiergnn.kernels.gather import gather
 from tiergnn.kernels.gather.moves import move
-from tiergnn.memory.moves import add_rows
+from tiergnn.memory.moves import Addend, add_all
 from tiergnn.memory.store import convert, encode
 from tiergnn.models.moments import moments_grad
 from tiergnn.models.stages import Program
@@ -334,7 +334,7 @@ def _add_rows(total: Tensor, rows: Tensor, given: Tensor) -> None:
     width = total.shape[1:].numel()
     flat, values = total.view(len(total), width), given.reshape(len(given), width)
     if total.device.type == "cpu" and total.dtype in (torch.float32, torch.float64):
-        add_rows(flat, rows, values, torch.arange(len(values)))
+        add_all([Addend(flat, rows, values)])
     else:
         flat[rows] += values
 

@@ -8,7 +8,7 @@ Legend: P rows of one part, S source rows it reads, N rows of one transfer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from tiergnn.kernels.gather import FLOATS, gather
 from tiergnn.kernels.table import Places as RowPlaces
 from tiergnn.kernels.table import RowTable
-from tiergnn.memory.moves import add_rows
+from tiergnn.memory.moves import Addend, add_all
 from tiergnn.memory.store import RowStore, convert, encode
 from tiergnn.models.moments import moments_grad
 from tiergnn.runtime.asked import Asked
@@ -123,8 +123,13 @@ class Transfers:
             self._add_moments(kinds, action.writes[0])
             return
         source = next(name for name in action.reads if name not in action.writes)
-        for target in action.writes:
-            self._add(source, target)
+        addends = [each for target in action.writes for each in self._addends(source, target)]
+        plain = [each for each in addends if _is_plain(each)]
+        if plain:
+            add_all(plain)  # at once: a thread's start costs as much as a part's rows for another
+        for each in addends:
+            if not _is_plain(each):
+                _add_narrow(each)
 
     def _add_moments(self, kinds: Mapping[What, str], target: str) -> None:
         """What a part's rows gave to the moments of all rows."""
@@ -329,7 +334,8 @@ class Transfers:
                 add_out_edges(there, block)
         return topology_bytes(block, out=out)
 
-    def _add(self, source: str, target: str) -> None:
+    def _addends(self, source: str, target: str) -> Iterator[Addend]:
+        """What a part gives to rows of an owner, which stand in a place or two."""
         here, there = self._buffers.holds(source), self._buffers.holds(target)
         values, total = self._buffers.get(source), self._buffers.get(target)
         assert isinstance(self._parts, Parts)
@@ -341,18 +347,19 @@ class Transfers:
             # Of a bucket, what it has of each place stands one after the other.
             first = places.low if here.what is What.SOURCES_GRAD else done
             if count:
-                _add_to(total, places.rows, values[first : first + count])
+                yield Addend(total, places.rows, values[first : first + count])
             done += count
 
 
-def _add_to(total: Tensor, rows: Tensor | None, values: Tensor) -> None:
-    """Add rows [N, D] to ``rows`` of host memory, or to all of them."""
-    if total.dtype in (torch.float32, torch.float64) and values.dtype == total.dtype:
-        if rows is None:
-            total += values
-        else:
-            add_rows(total, rows, values, torch.arange(len(values)))
-    elif rows is None:
+def _is_plain(given: Addend) -> bool:
+    dtype = given.target.dtype
+    return dtype in (torch.float32, torch.float64) and given.values.dtype == dtype
+
+
+def _add_narrow(given: Addend) -> None:
+    """In float32, rounded once."""
+    total, rows, values = given
+    if rows is None:
         total.copy_(total.float() + values)
     else:
         total[rows] = (total[rows].float() + values).to(total.dtype)
