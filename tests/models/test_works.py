@@ -64,5 +64,6 @@ def test_attention_weighs_every_edge_and_head_and_may_drop_it(p):
     key = step_key(0, 0, rows.device)
     found = amounts(lambda: gat_attention(block(), rows, scores, scores[:ROWS], p=p, key=key))
     assert found["attend"] == EDGES * HEADS
+    assert found["softmax"] == ROWS * HEADS
     assert found.get("drop", 0.0) == (EDGES * HEADS if p else 0.0)
     assert "draw" not in found

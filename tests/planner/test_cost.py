@@ -78,6 +78,7 @@ def test_what_operations_take_beside_their_bytes():
         draws_per_s=2e9,
         attends_per_s=Curve(((1, 1e9), (8, 4e9))),
         drops_per_s=Curve(((1, 3e9), (8, 5e9))),
+        softmaxes_per_s=Curve(((1, 1e9), (8, 6e9))),
     )
     costs = Costs.of(replace(machine, device=device))
     for work, seconds in (
@@ -87,15 +88,23 @@ def test_what_operations_take_beside_their_bytes():
         (Work(kind="draw", amount=GB), GB / 2e9),
         (Work(kind="attend", amount=GB, grain=8), GB / 4e9),
         (Work(kind="drop", amount=GB, grain=8), GB / 5e9),
+        (Work(kind="softmax", amount=GB, grain=8), GB / 6e9),
     ):
         assert costs.seconds(action(work)) == pytest.approx(seconds)
     drop = action(Work(kind="drop", amount=GB, grain=8))
     drawn = Costs.of(replace(machine, device=replace(device, drops_per_s=None)))
     assert drawn.seconds(drop) == pytest.approx(4 * GB / 2e9)  # four numbers for each
-    rates = ("fresh_Bps", "walks_per_s", "draws_per_s", "attends_per_s", "drops_per_s")
-    without = replace(device, **dict.fromkeys(rates))
+    without = replace(
+        device,
+        fresh_Bps=None,
+        walks_per_s=None,
+        draws_per_s=None,
+        attends_per_s=None,
+        drops_per_s=None,
+        softmaxes_per_s=None,
+    )
     free = Costs.of(replace(machine, device=without))
-    kinds = ("fresh", "walk", "draw", "attend", "drop")
+    kinds = ("fresh", "walk", "draw", "attend", "drop", "softmax")
     assert free.seconds(action(*(Work(kind=k, amount=GB) for k in kinds))) == 0
 
 
@@ -124,6 +133,40 @@ def test_our_own_kernels_on_rows_have_a_rate_and_a_launch_of_their_own():
     alike = Costs.of(replace(preset("cpu2"), device=replace(device, rowwise_Bps=None)))
     less = alike.seconds(action(ours)) - alike.seconds(action(torchs))
     assert less == pytest.approx(4 * (5e-5 - 1e-6))
+
+
+def test_calls_take_longer_between_operations_that_fill_a_cache():
+    plain = replace(preset("cpu2").device, launch_s=1e-6, graph_launch_s=5e-5)
+    device = replace(plain, cold_launch_s=4e-6, cold_graph_launch_s=3e-4)
+
+    def launch_s(device, work: Work) -> float:
+        shares = Costs.of(replace(preset("cpu2"), device=device)).shares(action(work))
+        return sum(share.seconds for share in shares if share.cost_class == "launch")
+
+    for kind, warm, cold in (("stream", 1e-6, 4e-6), ("rowwise", 5e-5, 3e-4)):
+        small = Work(kind=kind, amount=3 * device.near_cache_bytes // 300, launches=3)
+        large = Work(kind=kind, amount=3000 * device.near_cache_bytes, launches=3)
+        assert launch_s(device, small) == pytest.approx(3 * warm, rel=0.01)
+        assert launch_s(device, large) == pytest.approx(3 * cold, rel=0.01)
+        assert launch_s(plain, large) == pytest.approx(3 * warm)
+
+
+def test_attention_waits_longer_for_rows_that_lie_farther_away():
+    plain = preset("cpu2")
+    waiting = Costs.of(replace(plain, device=replace(plain.device, attend_reads=4.0)))
+    alike = Costs.of(plain)
+    attend = Work(kind="attend", amount=1, grain=1)
+
+    def beyond_s(costs: Costs, span: int) -> float:
+        """What attention takes beyond a sum of the same rows."""
+        rows = gather(GB, span=span)
+        return costs.seconds(action(rows, attend)) - costs.seconds(action(rows))
+
+    far, near = 1000 * plain.device.cache_bytes, 1
+    assert beyond_s(alike, far) == 0
+    sum_s = alike.seconds(action(gather(GB, span=far)))
+    assert 2 * sum_s < beyond_s(waiting, far) < 3 * sum_s  # less what the nearest cache takes
+    assert beyond_s(waiting, near) < 0.1 * beyond_s(waiting, far)
 
 
 def test_a_cpu_finds_rows_first_where_other_operations_left_them():

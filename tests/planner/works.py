@@ -43,7 +43,7 @@ works = st.one_of(
     ),
     st.builds(
         Work,
-        kind=st.sampled_from(["walk", "attend", "drop", "draw", "fresh"]),
+        kind=st.sampled_from(["walk", "attend", "drop", "softmax", "draw", "fresh"]),
         amount=st.integers(0, 10**12),
         grain=st.integers(1, 4096),
         launches=st.integers(0, 9),

@@ -119,7 +119,12 @@ def _device(device: Device) -> list[tuple[str, str]]:
         rows.append((f"  in the nearest {near}", _curve(device.near_gather_Bps)))
     if device.walks_per_s is not None:
         rows.append(("  rows summed", f"{device.walks_per_s / 1e6:,.3g} million/s"))
-    for name, of_edges in (("attention", device.attends_per_s), ("  drops", device.drops_per_s)):
+    heads = (
+        ("attention", device.attends_per_s),
+        ("  drops", device.drops_per_s),
+        ("  rows", device.softmaxes_per_s),
+    )
+    for name, of_edges in heads:
         if of_edges is not None:
             points = ", ".join(f"{n:.0f}: {rate / 1e9:,.3g}" for n, rate in of_edges.points)
             rows.append((name, f"{points} billion/s by heads"))

@@ -14,7 +14,7 @@ import torch
 K = TypeVar("K", bound=Hashable)
 Call = Callable[[], object]
 _TOO_SLOW = 4
-_MOST_RUNS = 200
+_LEAST_RUNS, _MOST_RUNS = 3, 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,9 @@ class Clock:
             return second, second > self.budget_s
         runs: list[float] = []
         start = time.perf_counter()
-        while not runs or (time.perf_counter() - start < budget_s and len(runs) < _MOST_RUNS):
+        while len(runs) < _LEAST_RUNS or (
+            time.perf_counter() - start < budget_s and len(runs) < _MOST_RUNS
+        ):
             runs.append(self.once(call))
         return _middle(runs), False
 

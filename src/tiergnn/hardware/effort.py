@@ -40,7 +40,7 @@ class Effort:
 CPU = Effort(
     budget_s=0.09,
     most_bytes=1024 * MIB,
-    read_bytes=256 * MIB,
+    read_bytes=128 * MIB,
     row_bytes=(16, 64, 256, 1024, 4096),
     matmul_flops=2.0**29,
     other_width=64,
@@ -48,7 +48,7 @@ CPU = Effort(
     narrowest=(2, 4, 16, 64, 256, 512),
     tensor_bytes=tuple(int(mib * MIB) for mib in (0.25, 1, 4, 16, 64)),
     copy_bytes=128 * MIB,
-    attend_edges=2**20,
+    attend_edges=2**19,
 )
 CUDA = Effort(
     budget_s=0.04,

@@ -138,9 +138,11 @@ class Device:
     walks_per_s: float | None = None  # rows that kernels sum, beside the rows that they gather
     draws_per_s: float | None = None  # numbers drawn for dropout, beside the pass that draws them
     # Rows weighed by attention, beside gathering them: edges times heads, by the heads of an edge;
-    # likewise where it drops some, beside that. None: four draws for each.
+    # likewise where it drops some, beside that (None: four draws for each); and rows times heads.
     attends_per_s: Curve | None = None
     drops_per_s: Curve | None = None
+    softmaxes_per_s: Curve | None = None
+    attend_reads: float = 1.0  # how often as long as a sum it waits for rows that are farther away
     totals_Bps: Curve | None = None  # torch's sums over rows, like and None: elementwise_Bps
     # Rows that torch adds to others by index, one by one, by the bytes of a row. None: gathers.
     adds_Bps: Curve | None = None
@@ -165,6 +167,7 @@ class Device:
             cold_launch_s=self.cold_launch_s or 0.0,
             cold_graph_launch_s=self.cold_graph_launch_s or 0.0,
         )
+        _check_positive(self.name, attend_reads=self.attend_reads)
         for name in ("fresh_Bps", "draws_per_s", "walks_per_s"):
             rate = getattr(self, name)
             _check_positive(self.name, **({} if rate is None else {name: rate}))

@@ -28,9 +28,9 @@ from tiergnn.hardware.clock import Clock
 from tiergnn.hardware.disk_blocks import measure_disk
 from tiergnn.hardware.effort import CPU, CUDA, Effort
 from tiergnn.hardware.machine import OF_HOST, QUEUEING, Device, Link, Machine, Tier, in_order_s
+from tiergnn.hardware.measure_attention import measure_attention
 from tiergnn.hardware.measure_compute import (
     measure_adds,
-    measure_attention,
     measure_draws,
     measure_elementwise,
     measure_fresh,
@@ -48,7 +48,7 @@ from tiergnn.hardware.remembered import recall, remember
 from tiergnn.version import __version__
 
 _log = logging.getLogger("tiergnn")
-_REPEAT_S = 12.0  # for so long figures are measured in several rounds
+_REPEAT_S = 14.0  # for so long figures are measured in several rounds
 _BUSY = 1.5  # processes that want each thread
 _CUDA_PASS_BYTES = 128  # our CUDA kernels walk wide rows one cache line of columns at a time
 
@@ -271,7 +271,7 @@ def _rates(
     # A CPU computes and then moves, as costs have it; CUDA does both at once.
     bytes_s = (lambda n: 0.0) if clock.is_cuda else (lambda n: n / elementwise.at(n))
     products = measure_matmul(clock, effort, bytes_s)
-    attention = measure_attention(clock, effort)
+    attention = measure_attention(clock, effort, cache_bytes)
     return Device(
         name=name,
         kind=clock.device.type,
@@ -295,6 +295,8 @@ def _rates(
         draws_per_s=measure_draws(clock, effort),
         attends_per_s=attention.attends,
         drops_per_s=attention.drops,
+        softmaxes_per_s=attention.softmaxes,
+        attend_reads=attention.reads_factor,
         totals_Bps=measure_totals(clock, effort),
         adds_Bps=measure_adds(clock, effort),
         outer_flops=products.outer,

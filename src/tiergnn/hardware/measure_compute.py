@@ -1,4 +1,4 @@
-"""Rates of copies, of operations in order, of matrix products, of attention and of launches.
+"""Rates of copies, of operations in order, of matrix products and of launches.
 
 What is measured on a clock has a name there, so that all of it can be measured several times.
 
@@ -19,10 +19,9 @@ from torch import Tensor
 from tiergnn.hardware.clock import Call, Clock
 from tiergnn.hardware.effort import Effort
 from tiergnn.hardware.machine import AROUND, Curve
-from tiergnn.hardware.measure_rows import DEGREE, random_rowptr
+from tiergnn.hardware.measure_rows import LEAST_FRAC
 from tiergnn.kernels import memory
 from tiergnn.kernels.aggregate import aggregate
-from tiergnn.kernels.attention import gat_attention
 from tiergnn.kernels.block import Block
 from tiergnn.kernels.dropout import step_key
 from tiergnn.kernels.epilogue import epilogue
@@ -30,14 +29,12 @@ from tiergnn.kernels.moments import moments_beside
 from tiergnn.kernels.product import linear_rows
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-_FORMS, _TURNS = 3, 3  # of products, see ``measure_matmul`` and ``_product``
+_FORMS, _TURNS = 3, 3  # of products, see ``measure_matmul``; rows that take turns
 _SMALL, _COLUMNS, _LAYERS = 16, 64, 8
 _PASSES = 4  # of rows in a layer of ``_norm``: moments, an epilogue, and the gradients of both
 _PASSED = 10  # rows that these read and write for each row
 _DEEP = 4  # layers of rows at most, which lie where a step's do: written some passes ago
-_HEADS = ((1, 16), (8, 8))  # heads and their columns
 _Operation = Callable[[Tensor], Tensor]
-_LEAST_FRAC = 0.02  # of what takes longer: of less than that nothing can be said
 
 
 def measure_stream(clock: Clock, effort: Effort) -> float:
@@ -161,7 +158,7 @@ def measure_fresh(clock: Clock, effort: Effort) -> float | None:
         "fresh": lambda: partial(torch.ones, held.numel()),
     }
     taken = clock.times(cases, "fresh")
-    return held.nbytes / _beyond(taken["fresh"], taken["held"])
+    return held.nbytes / beyond(taken["fresh"], taken["held"])
 
 
 def measure_draws(clock: Clock, effort: Effort) -> float:
@@ -174,51 +171,12 @@ def measure_draws(clock: Clock, effort: Effort) -> float:
         return lambda: epilogue(x_ND, act="relu", p=p, key=key)
 
     taken = clock.times({p: partial(case, p) for p in (0.0, 0.5)}, "draws")
-    return x_ND.numel() / _beyond(taken[0.5], taken[0.0])
+    return x_ND.numel() / beyond(taken[0.5], taken[0.0])
 
 
-class AttentionRates(NamedTuple):
-    """Edges times heads a second, by the number of heads: the means of forward and backward."""
-
-    attends: Curve  # weighed, beside gathering them
-    drops: Curve  # kept or dropped, beside that
-
-
-def measure_attention(clock: Clock, effort: Effort) -> AttentionRates:
-    edges, device = effort.attend_edges, clock.device
-    num_rows = edges // DEGREE
-    generator = torch.Generator(device=device).manual_seed(0)
-    col = torch.randint(num_rows, (edges,), generator=generator, device=device, dtype=torch.int32)
-    block = Block(rowptr=random_rowptr(edges, generator), col=col, num_src=num_rows)
-    key = step_key(0, 0, device)
-
-    def case(heads: int, columns: int, p: float | None) -> Call:
-        rows = torch.ones(num_rows, heads, columns, device=device, requires_grad=True)
-        scores = torch.ones(num_rows, heads, device=device, requires_grad=True)
-
-        def call() -> None:
-            if p is None:  # gathered alone
-                out = aggregate(block, rows.flatten(1)).view_as(rows)
-            else:
-                out = gat_attention(block, rows, scores, scores, p=p, key=key)
-            torch.autograd.grad(out, rows, torch.ones_like(out))
-
-        return call
-
-    cases = [(*sizes, p) for sizes in _HEADS for p in (None, 0.0, 0.5)]
-    taken = clock.times({key: partial(case, *key) for key in cases}, "attention")
-    attends, drops = [], []
-    for sizes in _HEADS:
-        gathered_s, weighed_s, dropped_s = (taken[*sizes, p] for p in (None, 0.0, 0.5))
-        heads = float(sizes[0])
-        attends.append((heads, 2 * edges * heads / _beyond(weighed_s, gathered_s)))
-        drops.append((heads, 2 * edges * heads / _beyond(dropped_s, weighed_s)))
-    return AttentionRates(Curve(tuple(attends)), Curve(tuple(drops)))
-
-
-def _beyond(whole_s: float, part_s: float) -> float:
+def beyond(whole_s: float, part_s: float) -> float:
     """What the whole takes beyond a part that was timed by itself."""
-    return max(whole_s - part_s, _LEAST_FRAC * whole_s)
+    return max(whole_s - part_s, LEAST_FRAC * whole_s)
 
 
 class ProductRates(NamedTuple):
@@ -238,7 +196,7 @@ def measure_matmul(clock: Clock, effort: Effort, bytes_s: Callable[[float], floa
     for name in DTYPES:
         cases = {
             (name, width, form): partial(_product, clock, effort, getattr(torch, name), width, form)
-            for width in effort.narrowest
+            for width in _widths(effort, name)
             for form in range(_FORMS)
         }
         # Of the others a single round does.
@@ -246,7 +204,7 @@ def measure_matmul(clock: Clock, effort: Effort, bytes_s: Callable[[float], floa
     rates = ProductRates({}, {})
     for name in DTYPES:
         of_rows, outer = [], []
-        for width in effort.narrowest:
+        for width in _widths(effort, name):
             dtype = getattr(torch, name)
             num_rows, other = _sizes(effort, dtype, width)
             moved = num_rows * (width + other) * dtype.itemsize
@@ -259,6 +217,10 @@ def measure_matmul(clock: Clock, effort: Effort, bytes_s: Callable[[float], floa
             outer.append((float(width), operations / outer_s))
         rates.of_rows[name], rates.outer[name] = Curve(tuple(of_rows)), Curve(tuple(outer))
     return rates
+
+
+def _widths(effort: Effort, name: str) -> tuple[int, ...]:
+    return effort.narrowest if name == DTYPES[0] else effort.narrowest[::2]
 
 
 def _sizes(effort: Effort, dtype: torch.dtype, width: int) -> tuple[int, int]:

@@ -23,14 +23,14 @@ from tiergnn.hardware.machine import Curve, cache_of, hit_frac
 from tiergnn.kernels.aggregate import aggregate
 from tiergnn.kernels.block import Block
 
-DEGREE, _FEW = 16, 4  # edges of a row: about those of the graphs that people have, and fewer
+DEGREE, FEW = 16, 4  # edges of a row: about those of the graphs that people have, and fewer
 _ID_BYTES, _END_BYTES = 4, 8  # of an edge's source, of a row's end
-_FAR = 8  # how often a table outside of a cache holds it
+FAR = 8  # how often a table outside of a cache holds it
 _NEAR = 0.25  # the share of a memory that a table well inside it takes
 _MOST = 0.9  # that a nearer cache may answer: of less than a tenth, nothing can be said
 _WIDTH = 256  # bytes of the rows by which the cache is sized
 _NARROW = 64  # of those by which a row is told from its edges
-_LEAST_FRAC = 0.02  # of what takes longer: of less than that nothing can be said
+LEAST_FRAC = 0.02  # of what takes longer: of less than that nothing can be said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +99,12 @@ class _Gatherer:
 
     def walk_s(self, row_bytes: int, span: int) -> float:
         """Seconds of a row beside its edges and what is read and written in order."""
-        cases = {degree: partial(self._call, row_bytes, span, degree) for degree in (_FEW, DEGREE)}
+        cases = {degree: partial(self._call, row_bytes, span, degree) for degree in (FEW, DEGREE)}
         taken = self._clock.times(cases, "rows")
-        few_s, many_s = (taken[d] - self._in_order_s(row_bytes, d) for d in (_FEW, DEGREE))
-        more = self._edges(row_bytes) // _FEW - self._edges(row_bytes) // DEGREE
+        few_s, many_s = (taken[d] - self._in_order_s(row_bytes, d) for d in (FEW, DEGREE))
+        more = self._edges(row_bytes) // FEW - self._edges(row_bytes) // DEGREE
         beyond_s = few_s - many_s
-        return beyond_s / more if beyond_s > _LEAST_FRAC * taken[_FEW] else 0.0
+        return beyond_s / more if beyond_s > LEAST_FRAC * taken[FEW] else 0.0
 
     def _in_order_s(self, row_bytes: int, degree: int = DEGREE) -> float:
         edges = self._edges(row_bytes)
@@ -168,7 +168,7 @@ def measure_gathers(
     within = {row: gatherer.span(row, near_bytes / 2) for row in rows if near_bytes}
     middle = max(2 * near_bytes, (near_bytes * cache_bytes) ** 0.5) or cache_bytes * _NEAR
     inside = {row: gatherer.span(row, middle) for row in rows}
-    far = {row: gatherer.span(row, _FAR * cache_bytes) for row in rows}
+    far = {row: gatherer.span(row, FAR * cache_bytes) for row in rows}
     reference = min(rows, key=lambda row: abs(row - _WIDTH))
     around = [gatherer.span(reference, cache_bytes * share) for share in (0.5, 1, 2, 4)]
     pairs = [pair for spans in (within, inside, far) for pair in spans.items()]

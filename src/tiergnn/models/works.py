@@ -268,10 +268,14 @@ def _gatv2_grad(given: Sequence[Any], read: list[Tensor], written: list[Tensor])
 
 
 def _attended(given: Sequence[Any], rows: Tensor) -> list[Done]:
-    """The arithmetic over every edge and head of rows [S, K, F], some of which may drop: the
-    threshold stands after whether there are loops."""
-    edges, heads = Block.by_handle(given[0]).num_edges, rows.shape[1]
-    done = [Done("attend", float(edges * heads), heads, launches=0)]
+    """The arithmetic over every edge and head of rows [S, K, F], and over those of the rows that
+    are made; some edges may drop: the threshold stands after whether there are loops."""
+    block, heads = Block.by_handle(given[0]), rows.shape[1]
+    made = block.num_dst if rows.shape[0] == block.num_src else block.num_src
+    done = [
+        Done("attend", float(block.num_edges * heads), heads, launches=0),
+        Done("softmax", float(made * heads), heads, launches=0),
+    ]
     threshold = next(b for a, b in pairwise(given) if isinstance(a, bool) and type(b) is int)
     return done + [done[0]._replace(kind="drop")] * (threshold > 0)
 

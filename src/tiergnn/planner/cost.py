@@ -26,7 +26,8 @@ CLASSES = ("gather", "attend", "matmul", "stream", "draw", "fresh", "launch", *L
 _STAGED = ("sliced", "grinnder", "hongtu")  # steps that one thread queues action by action
 # Kinds of work that operations have beside their bytes, and the class of each.
 _BESIDE = {
-    "walk": "gather", "attend": "attend", "drop": "attend", "draw": "draw", "fresh": "fresh",
+    "walk": "gather", "attend": "attend", "drop": "attend", "softmax": "attend", "draw": "draw",
+    "fresh": "fresh",
 }  # fmt: skip
 _DRAWN = 4  # numbers for each that attention keeps or drops
 _FRESH_FROM_BYTES = 32 * 2**20  # a smaller tensor gets memory that an earlier one gave back
@@ -123,8 +124,10 @@ class Costs:
         streamed = _streamed(action.work) if self.machine.device.kind == "cpu" else 0.0
         replayed = self.replays and action.op != Op.STEP
         launches = _Launches.of(self.machine.device, replayed, action.work)
+        attends = any(work.kind == "attend" for work in action.work)
+        waits = self.machine.device.attend_reads if attends else 1.0
         for work in action.work:
-            yield from _shares(self.machine, work, action.lane, streamed, launches)
+            yield from _shares(self.machine, work, action.lane, streamed, launches, waits)
 
     def save(self, path: str | Path) -> None:
         """Raises StoreError when the file cannot be written."""
@@ -172,8 +175,14 @@ def _streamed(works: Sequence[Work]) -> float:
 
 
 def _shares(
-    machine: Machine, work: Work, lane: Lane, streamed: float, launches: _Launches
+    machine: Machine,
+    work: Work,
+    lane: Lane,
+    streamed: float,
+    launches: _Launches,
+    waits: float,
 ) -> Iterator[Share]:
+    """``waits``: how often as long as usual rows are waited for that lie in no core's own cache."""
     device = machine.device
     link = _link_of(work, lane, device)
     if link is not None:
@@ -188,7 +197,10 @@ def _shares(
         return
     if work.kind == "gather":
         yield Share("launch", work.launches * launches.graph_s)
-        yield Share("gather", work.amount * gather_s_per_byte(device, work, streamed))
+        byte_s = gather_s_per_byte(device, work, streamed)
+        near = device.near_gather_Bps or device.cached_gather_Bps
+        waited_s = max(0.0, byte_s - 1 / near.at(max(1, work.grain)))
+        yield Share("gather", work.amount * (byte_s + (waits - 1) * waited_s))
         return
     if work.kind in _BESIDE:
         yield Share(_BESIDE[work.kind], _beside_s(device, work))
@@ -206,14 +218,19 @@ def _shares(
 
 def _beside_s(device: Device, work: Work) -> float:
     """What an operation takes beside its bytes; nothing where the machine has no rate of it."""
-    if work.kind in ("attend", "drop"):
-        curve = device.attends_per_s if work.kind == "attend" else device.drops_per_s
-        if curve is not None:
-            return work.amount / curve.at(work.grain)
-        drawn = _DRAWN * work.amount if work.kind == "drop" else 0
-        return drawn / device.draws_per_s if drawn and device.draws_per_s else 0.0
-    rates = {"walk": device.walks_per_s, "draw": device.draws_per_s, "fresh": device.fresh_Bps}
-    rate = rates[work.kind]
+    curves = {
+        "attend": device.attends_per_s, "drop": device.drops_per_s,
+        "softmax": device.softmaxes_per_s,
+    }  # fmt: skip
+    curve = curves.get(work.kind)
+    if curve is not None:
+        return work.amount / curve.at(work.grain)
+    drawn = device.draws_per_s
+    rates = {
+        "walk": device.walks_per_s, "draw": drawn, "drop": drawn and drawn / _DRAWN,
+        "fresh": device.fresh_Bps,
+    }  # fmt: skip
+    rate = rates.get(work.kind)
     small = work.kind == "fresh" and work.amount < work.launches * _FRESH_FROM_BYTES
     return 0.0 if rate is None or small else work.amount / rate
 

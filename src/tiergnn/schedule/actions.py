@@ -70,8 +70,8 @@ KINDS = (
     "workspace", "cache", "staging",
 )  # fmt: skip
 WORKS = (
-    "gather", "walk", "attend", "drop", "add", "move", "matmul", "outer", "stream", "rowwise",
-    "total", "draw", "fresh",
+    "gather", "walk", "attend", "drop", "softmax", "add", "move", "matmul", "outer", "stream",
+    "rowwise", "total", "draw", "fresh",
 )  # fmt: skip
 _MARKS = ("given", "lasting", "own")
 _LISTS = ("tag", "reads", "writes", "after", "work")
@@ -184,8 +184,9 @@ class Work:
     ``span`` bytes that lies at ``place`` (device, host, peer), ``evenness`` saying how evenly its
     rows are read (``graph.shape.Histogram.evenness``); "walk": ``amount`` rows that a kernel makes
     of those that it gathers; "attend": ``amount`` of those weighed by attention, of ``grain`` heads
-    an edge, "drop": likewise, each of which it keeps or drops; "add": ``amount`` bytes as rows of
-    ``grain`` bytes that torch adds to a table of ``span`` bytes;
+    an edge, "drop": likewise, each of which it keeps or drops, "softmax": ``amount`` rows times
+    heads whose weights it makes add up to 1; "add": ``amount`` bytes as rows of ``grain`` bytes
+    that torch adds to a table of ``span`` bytes;
     "move": ``amount`` bytes over the link ``place`` in pieces of ``grain`` bytes (1: in one piece);
     "matmul": ``amount`` operations of dtype ``place`` ("device": float32), ``grain`` the narrowest
     of a product's sizes and ``span`` the bytes that one reads and writes, "outer": likewise of one

@@ -11,9 +11,10 @@ from tiergnn.workload import PRODUCTS, Extent, Term
 ALL = ("gather", "matmul", "stream")
 # What goes along with what.
 _BESIDE = {
-    "walk": "gather", "attend": "gather", "drop": "gather", "add": "gather", "outer": "matmul",
-    "rowwise": "stream", "total": "stream", "draw": "stream", "fresh": "stream",
+    "walk": "gather", "attend": "gather", "drop": "gather", "softmax": "gather", "add": "gather",
+    "outer": "matmul", "rowwise": "stream", "total": "stream", "draw": "stream", "fresh": "stream",
 }  # fmt: skip
+_OF_ROWS = ("walk", "softmax")  # that a graph operation makes
 _Asked = tuple[int, Extent, tuple[str, ...], float, float, bool]
 
 
@@ -46,7 +47,8 @@ class Works:
             for term in terms:
                 kind = _BESIDE.get(term.kind, term.kind)
                 share = frac * (edges_frac if kind == "gather" else 1.0)
-                share = 1.0 if term.kind == "walk" else share  # whatever of a row is read
+                if term.kind in _OF_ROWS:  # whatever of their edges and columns is read
+                    share = frac if term.kind == "softmax" else 1.0
                 amount = round(term.amount.at(extent) * share)
                 if kind in kinds and amount:
                     works.append(self._work(term, extent, amount, frac, backward=backward))
