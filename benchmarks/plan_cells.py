@@ -122,9 +122,11 @@ class Cells:
 
     def probe(self, device: str) -> Machine:
         """The machine as it was probed; probed (again) where it was not, or had company."""
-        for _ in range(_PROBES):
+        for number in range(_PROBES):
             if self.machine is not None and self.others <= _COMPANY:
                 break
+            if number == 0:  # what is compiled the first time leaves no time for second rounds
+                measure(device=device)
             company = Company()
             machine = measure(device=device, refresh=True)
             others = company.processors()
