@@ -25,6 +25,11 @@ class HostMemory:
             self._pins.add(self._pages)
         return self._pages
 
+    @property
+    def address(self) -> int:
+        """Where the pages lie now."""
+        return self._pages.data_ptr()
+
     def close(self) -> None:
         """Give it back."""
         self._pins.close()

@@ -257,9 +257,7 @@ class Staged:
             if key is None:
                 self._steps.evaluate(self._walks[training])
                 return torch.zeros(())
-            return self._steps.train(
-                self._walks[training], key, share, self._memory.of(0).data_ptr()
-            )
+            return self._steps.train(self._walks[training], key, share, self._memory.address)
 
     def stop_when(self, stopped: Callable[[], bool]) -> None:
         """Ask this between the actions of a training step, and give the step up if it is so."""
