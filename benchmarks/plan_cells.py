@@ -66,6 +66,7 @@ _SLEEP_CYCLES = 10**8  # some 60 ms
 _TICK_S = 0.02  # so roughly the system counts
 _PROBES = 3  # at most, to find a time without company
 _MOST_TIMES = 5  # as many seconds are given to find such steps
+_SPREAD_FRAC = 0.1  # see ``_quiet``
 _ACTIONS_EVERY = 16  # the loop notes when actions run in steps of such a number
 
 
@@ -305,17 +306,28 @@ class Step(NamedTuple):
 
 
 def _quiet(run: Callable[[int], Step], least_s: float) -> list[Step]:
-    """Steps that had hardly any company; where there are too few, those that had the least."""
+    """Steps that had hardly any company; where there are too few, those that had the least.
+
+    While they differ much, neighbours come and go that no process shows, and more are taken.
+    """
     steps: list[Step] = []
     while True:
         steps.append(run(len(steps)))
         alone = [step for step in steps if step.others <= _COMPANY]
         spent_s = sum(step.seconds for step in steps)
-        if len(alone) >= _LEAST_STEPS and sum(step.seconds for step in alone) >= least_s:
+        enough = len(alone) >= _LEAST_STEPS and sum(step.seconds for step in alone) >= least_s
+        late = len(steps) >= 2 * _LEAST_STEPS and spent_s >= _MOST_TIMES * least_s
+        if enough and (late or _spread_frac(alone) <= _SPREAD_FRAC):
             return alone
-        if len(steps) >= 2 * _LEAST_STEPS and spent_s >= _MOST_TIMES * least_s:
+        if late:
             ranked = sorted(steps, key=lambda step: step.others)
             return ranked[: max(_LEAST_STEPS, len(alone))]
+
+
+def _spread_frac(steps: list[Step]) -> float:
+    """The range of the middle half of their seconds, of the median."""
+    low, middle, high = statistics.quantiles((step.seconds for step in steps), n=4)
+    return (high - low) / middle
 
 
 def _run(trainer: Trainer, number: int) -> Step:
