@@ -82,22 +82,20 @@ def test_nothing_begins_before_the_host_has_queued_it():
     assert found["resident"] == {0: (0, 0), 1: (0, 9), 2: (0, 3), 3: (3, 4), 4: (9, 9)}
 
 
-@pytest.mark.parametrize(("seconds", "lane", "recorded"), [
-    (1, D2H, True),
-    (6, D2H, False),  # nobody could stop it
-    (1, Lane.HOST, False),  # the device does not do all of it
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seconds", "lane", "recorded"),  # one nobody could stop, one that the host has a part in
+    [(1, D2H, True), (6, D2H, False), (1, Lane.HOST, False)],
+)
 def test_a_step_that_is_recorded_waits_for_no_host(seconds, lane, recorded):
-    on = machine(1)
-    on = replace(on, device=replace(on.device, queueing=Queueing(action_s=2, tile_s=0, stage_s=4)))
-    w = Writer("sliced")
+    on, queueing = machine(1), Queueing(action_s=2, tile_s=0, stage_s=4)
+    on, w = replace(on, device=replace(on.device, queueing=queueing)), Writer("sliced")
     made = w.buffer("a", 0, "device", "activations", 1)
     w.reserve(0, made)
     w.add(0, lane, Op.ZERO, writes=[made])
-    w.add(0, COMPUTE, Op.FORWARD, stage=0, reads=[made], work=[stream(seconds)])
-    w.add(0, COMPUTE, Op.STEP)
-    # Queued at 2, 4, 10 and 12.
-    assert clocked(w.finish(), on).seconds == (seconds if recorded else max(12, 10 + seconds))
+    for op, work in ((Op.FORWARD, [stream(seconds)]), (Op.STEP, [])):
+        w.add(0, COMPUTE, op, stage=0, reads=[made], work=work)
+    queued = max(12, 10 + seconds)  # the actions at 2, 4, 10 and 12
+    assert clocked(w.finish(), on).seconds == (seconds if recorded else queued)
 
 
 @pytest.mark.parametrize(("load", "work"), [(3, 5), (5, 3), (4, 4)])

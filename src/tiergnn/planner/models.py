@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tiergnn.errors import ConfigError, unknown
+from tiergnn.planner.model_slices import slice_work
 from tiergnn.workload import (
     DTYPE_BYTES,
     Peak,
     RowKind,
     Size,
-    SliceWork,
     StageWork,
     Term,
     Topology,
@@ -165,7 +165,7 @@ class _Sketch:
                 by_degrees=not op.startswith("gat"),
                 before=reads if kind == "graph" and joined else (),
                 after=reads if kind == "graph" and not joined else (),
-                slices=_slices(op, self.width(gathers[0]), size) if gathers else None,
+                slices=slice_work(op, self.width(gathers[0]), size) if gathers else None,
             )
         )
         self.parameters += count
@@ -199,28 +199,6 @@ class _Sketch:
             optimizer_bytes=2 * total,
             topology=Topology(without_loops=_WITHOUT_LOOPS.get(name, "")),
         )
-
-
-def _slices(op: str, width: int, size: int) -> SliceWork:
-    """Of sums, of means (whose gradients are divided by degrees), of attention and its heads."""
-    if not op.startswith("gat"):
-        divided = width * size * op.startswith("mean")
-        return SliceWork(
-            back_whole=Peak((Size(per_row=divided, per_source=width * size),)),
-            back_least=Peak((Size(per_row=16.0 * bool(divided), per_source=size),)),
-        )
-    heads = next(int(word) for word in op.split() if word.isdecimal())
-
-    def back(columns: int, of: int, more: int) -> Peak:
-        row, source = 2 * columns + 8 * of + more, columns + of + more
-        return Peak((Size(per_row=row * size, per_source=source * size),))
-
-    return SliceWork(
-        whole=Peak((Size(per_row=3 * heads * size),)),
-        least=Peak((Size(per_row=4 * size, per_source=size),)),
-        back_whole=back(width, heads, 0),
-        back_least=back(width // heads, 1, 1),
-    )
 
 
 def _gather(row_bytes: int, table: Size) -> Term:

@@ -58,7 +58,7 @@ class Transport(ABC):
 
     name: ClassVar[str]
     reads_in_place: ClassVar[bool]
-    in_order: bool = False  # who meets is told to a GPU's stream, and no host waits
+    in_order = False  # who meets is told to a GPU's stream, and no host waits
 
     def __init__(
         self,
@@ -152,11 +152,9 @@ class Transport(ABC):
         if name in self._allocated:
             have = self._allocated[name]
             if (tuple(have.own.shape), have.own.dtype) != (shape, dtype):
-                raise ConfigError(
-                    f"{name} was allocated as {_form(have.own)}, now wanted as "
-                    f"{dtype} {list(shape)}",
-                    hint="a name of its own for memory of another shape",
-                )
+                told = f"{name} was allocated as {_form(have.own)}, now wanted as "
+                hint = "a name of its own for memory of another shape"
+                raise ConfigError(f"{told}{dtype} {list(shape)}", hint=hint)
             return have
         what = f"allocate {name}"
         said = self.gather([what, str(dtype), list(shape[1:])], tag=what)
