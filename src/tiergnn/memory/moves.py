@@ -65,10 +65,7 @@ def add_all(addends: Sequence[Addend]) -> None:
     def add(first: int, last: int) -> None:
         for number, low, high in pieces[first:last]:
             target, slot, values = arrays[number]
-            if slot is None:
-                _add_block(target, values, low, high)
-            else:
-                _add_in_order(target, slot, values, low, high)
+            _add_given(target, slot, values, low, high)
 
     threads.spread(add, len(pieces), torch.get_num_threads())
 
@@ -114,17 +111,9 @@ def _add_rows(target, slot, values, source):
 
 
 @numba.njit(cache=True, nogil=True)
-def _add_in_order(target, slot, values, low, high):
+def _add_given(target, slot, values, low, high):
     for i in range(low, high):
-        total, given = target[slot[i]], values[i]
-        for d in range(total.size):
-            total[d] += given[d]
-
-
-@numba.njit(cache=True, nogil=True)
-def _add_block(target, values, low, high):
-    for i in range(low, high):
-        total, given = target[i], values[i]
+        total, given = target[i if slot is None else slot[i]], values[i]
         for d in range(total.size):
             total[d] += given[d]
 

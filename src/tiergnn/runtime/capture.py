@@ -2,8 +2,8 @@
 
 A recorded step does again what it did when it was recorded, under another dropout key: it reads
 parameters where they lie, and leaves the loss and the gradients where it left them. What it takes
-on its way stays reserved for it, beside what an evaluation takes. The same kernels run in the same
-order, so that every number has the same bits.
+on its way stays reserved for it, beside what an evaluation takes or shared with it. The same
+kernels run in the same order, so that every number has the same bits.
 """
 
 from __future__ import annotations
@@ -136,6 +136,6 @@ class Capture:
 def _end(device: torch.device, pool: Any) -> None:
     """Have the allocator know that a recording is over: one that failed does not say so, and
     nothing that is free could be given back any more."""
-    end: Any = getattr(torch._C, "_cuda_endAllocateToPool", None)  # pyright: ignore
-    with suppress(RuntimeError):
+    with suppress(AttributeError, RuntimeError):
+        end: Any = getattr(torch._C, "_cuda_endAllocateToPool")  # noqa: B009 - private
         end(device.index, pool)

@@ -162,6 +162,14 @@ def test_more_host_memory_means_less_disk():
         assert moved[-1] < moved[0], name
 
 
+def test_workloads_that_say_nothing_of_slices_are_refused():
+    """Such as were saved before slices were metered."""
+    workload, case = WORKLOADS["gcn"], graph_case(20, 50, 2, 5, seed=0)
+    old = replace(workload, stages=tuple(replace(s, slices=None) for s in workload.stages))
+    with pytest.raises(PlanError, match="slices of stage 1"):
+        STRATEGIES["sliced"](old, case.shape, case.layout, machine(1), Knobs(parts=2, slices=2))
+
+
 def test_slices_stay_on_the_device_as_it_grows():
     workload, case = WORKLOADS["gcn"], graph_case(60, 400, 4, 30, seed=1)
     knobs = Knobs(parts=4, slices=4)

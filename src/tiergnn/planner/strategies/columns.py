@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from functools import partial
 
+from tiergnn.errors import PlanError
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.edges import (
     csr_bytes,
@@ -267,7 +268,11 @@ class Columns:
     ) -> int:
         """What one slice holds while it is at work."""
 
-        assert stage.slices is not None
+        if stage.slices is None:  # of a workload that was saved before they were metered
+            raise PlanError(
+                f"sliced: the workload does not say what slices of stage {stage.index} hold",
+                hint="a workload and a plan made anew by this version",
+            )
         units = self._draft.units(stage)
         held = stage.slices.held(extent, frac, units, backward=backward)
         main = self._draft.row_bytes(stage.gathers[0])
