@@ -297,6 +297,7 @@ def _row(ranked: Ranked, found: Epochs, machine: Machine, layout: Layout) -> dic
         "halo_rows": [layout.part(RANK, leaving=back).halo for back in (False, True)],
         "losses": found.losses,
         "peak_bytes": ranked.peak_bytes,
+        "unrecorded": ranked.unrecorded,
     }
 
 

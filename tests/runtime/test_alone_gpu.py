@@ -51,10 +51,35 @@ def test_recorded_steps_are_those_that_are_not(model, way):
             values.append(torch.tensor(ranked.train_step(share, step)))
             values += [p.grad.cpu() for p in ranked.model.parameters() if p.grad is not None]
             values.append(ranked.infer().cpu())
-        assert ranked._steps.replays == capture, ranked._steps.refused
+        assert ranked._steps.replays == capture, ranked.unrecorded
         values += [buffer.cpu() for buffer in ranked.model.buffers()]
         found.append(values)
         ranked.close()
         t.close()
     assert len(found[0]) == len(found[1])
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("way", ["halo", "leo 0.1 0.2"])
+def test_what_cannot_be_recorded_runs_as_it_is(way):
+    """A recording that fails leaves nothing held, places in host memory neither."""
+    plan, found = planned(way, "deep"), []
+    for asks in (False, True):
+        t = Alone(RANK, RANKS, absent_ranks())
+        ranked = Ranked(
+            make("deep", plan), GRAPH, plan, t, labelled=GRAPH.splits["train"], device="cuda",
+            dtype=torch.float64, parts=PARTS, evaluated=workload("deep", torch.float64, False),
+            capture=asks,
+        )  # fmt: skip
+        scoring = Scoring(GRAPH, dict(GRAPH.splits), ranked.device)
+        share = scoring.by_parts({RANK: ranked.rows}, ranked.device)
+
+        def asking(out, rank, share=share, asks=asks):
+            loss = share(out, rank)
+            return loss * (1.0 if not asks or float(loss.detach()) > -1 else 2.0)
+
+        found.append([ranked.train_step(asking, step) for step in range(EAGER + 3)])
+        assert bool(ranked.unrecorded)
+        ranked.close()
+        t.close()
+    assert found[0] == found[1]

@@ -8,7 +8,6 @@ Legend: B tables, M places.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import gcd
 from typing import Any
 
@@ -17,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tiergnn.kernels.addresses import addresses_of
 from tiergnn.kernels.aggregate.shapes import VECTOR_BYTES
 from tiergnn.kernels.table import stride_of, uniform
 
@@ -69,7 +69,7 @@ def table_of(
     tables = uniform(tables)
     stride, addresses = stride_of(tables), tuple(table.data_ptr() for table in tables)
     return {
-        "x": _on_device(addresses, device),
+        "x": addresses_of(addresses, device),
         "STRIDE": stride,
         "SHIFT": shift,
         "ELEMENT": _ELEMENTS[dtype],
@@ -80,9 +80,3 @@ def table_of(
 def vector_bytes(addresses: tuple[int, ...], stride_bytes: int, row_bytes: int) -> int:
     """Bytes that one load can take of rows of all tables."""
     return gcd(VECTOR_BYTES, stride_bytes, row_bytes, *addresses)
-
-
-@lru_cache(maxsize=2**13)
-def _on_device(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """Plain numbers, copied to the device the first time: buffers come again at every step."""
-    return torch.tensor(addresses, device=device)

@@ -124,17 +124,19 @@ class Buffers:
                 torch.cuda.synchronize(self.device)
             self._pending.clear()
 
-    def abandon(self) -> None:
-        """After a failure: let go of everything but what is given."""
-        self._settle()
+    def abandon(self, *, recording: bool = False) -> None:
+        """After a failure: let go of everything but what is given, and of that memory where a GPU
+        may be asked about it, which it must not be while ``recording``."""
+        self._settle(wait=not recording)
         with self._lock:
             values, self._values, self._owners = self._values, {}, {}
         for value in values.values():
             if isinstance(value, RowStore):
                 with suppress(StoreError):  # what failed first is what is told
                     value.close()
-        self._arena = None
-        self._memory.close()
+        self._arena = None  # and who held a place in it
+        if not recording:
+            self._memory.close()
 
     def at(self, turn: Turn) -> None:
         """What the calling thread does from now on is queued for an action of a lane."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tiergnn.kernels.addresses import Page, not_kept, recording
 from tiergnn.kernels.dropout import Key, step_key
 from tiergnn.runtime.memory import available_bytes
 
@@ -45,6 +46,7 @@ class Capture:
         self._seen = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._pool: Any = None  # of the memory that the record keeps
+        self._page: Page | None = None  # addresses that it reads
         self._recorded: tuple[object, ...] = ()
         self._key: Key | None = None
         self._loss: Tensor | None = None
@@ -79,7 +81,7 @@ class Capture:
 
     def forget(self) -> None:
         """Give back what the record holds; it is made again when it is wanted."""
-        self._graph, self._pool, self._loss, self._grads = None, None, None, []
+        self._graph, self._pool, self._page, self._loss, self._grads = None, None, None, None, []
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
@@ -87,7 +89,7 @@ class Capture:
         if self._pool is None:
             yield
             return
-        with torch.cuda.use_mem_pool(self._pool, self._device):
+        with torch.cuda.use_mem_pool(self._pool, self._device), not_kept():
             yield
 
     def _has_room(self) -> bool:
@@ -110,19 +112,22 @@ class Capture:
         generator = torch.cuda.default_generators[self._device.index]
         drawn = generator.clone_state()
         try:
-            with torch.cuda.device(self._device):
+            with torch.cuda.device(self._device), recording(self._device) as page:
                 self._key = step_key(0, 0, self._device)
                 with torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"):
                     self._loss = step(self._key)
+                page.fill()
         except RuntimeError as error:  # it waits for the device, or memory is short
             torch.cuda.set_stream(stream)  # which a failed recording leaves as its own
             self._loss = None
             _end(self._device, pool)
             generator.graphsafe_set_state(drawn)  # it waits for the end of the recording
-            self._refuse((str(error) or type(error).__name__).splitlines()[0])
+            self._refuse(_cause(error))
+            _log.debug("where it failed", exc_info=error)
         else:
             self._graph, self._recorded = graph, state
             self._pool = SimpleNamespace(id=pool)  # what the library asks a pool for
+            self._page = page
             self._grads = [param.grad for param in self._params]
         for param in self._params:
             param.grad = None
@@ -131,6 +136,13 @@ class Capture:
     def _refuse(self, reason: str) -> None:
         self.refused = reason
         _log.info("steps are not recorded as a CUDA graph: %s", reason)
+
+
+def _cause(error: BaseException) -> str:
+    """What failed first: the end of a recording that failed is an error, too."""
+    while isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _end(device: torch.device, pool: Any) -> None:

@@ -315,7 +315,8 @@ class RankTransfers:
         part, reader = self._part, holds.part
         if holds.what is What.SOURCES_GRAD and reader != part.rank:
             start = part.rows_of[reader] + sum(part.reads[reader][: part.rank])
-            given = values[start : start + part.sent_to[reader]].to(total.device)
+            given = values[start : start + part.sent_to[reader]]
+            given = given.to(total.device, non_blocking=True)
             _add_rows(total, part.sent_rows.split(part.sent_to)[reader], given)
             return len(given) * rows_bytes(given)
         if holds.what is What.RETURNED:

@@ -167,7 +167,8 @@ class RankVisits:
         for name, holds in self._buffers.contents(action.reads, *kinds):
             rows: Tensor = self._buffers.get(name)
             moved += len(rows) * rows_bytes(rows) if self._buffers.tier(name) == "host" else 0
-            rows = rows.to(block.device, self._buffers.dtype(holds.of))
+            rows = rows.to(block.device, non_blocking=True)  # pinned, where it is far
+            rows = rows.to(self._buffers.dtype(holds.of))
             if holds.what is What.SUM_REPLICAS:
                 stage, own[f"sum.s{action.stage}"] = stage.sums[1], rows
             else:

@@ -320,6 +320,11 @@ class Ranked:
         return out
 
     @property
+    def unrecorded(self) -> str | None:
+        """Why training steps are not replayed; None where they are, or will be."""
+        return self._steps.refused
+
+    @property
     def timeline(self) -> Timeline | None:
         """When each action of this rank ran in the last training step; None before any."""
         return self._walks[True].timeline()

@@ -174,8 +174,7 @@ class StagedWalk:
                 self._main.wait_stream(stream)
             return self._visits.loss()
         except BaseException:
-            if not self._recording:  # which has done nothing
-                self._buffers.abandon()
+            self._buffers.abandon(recording=self._recording)
             raise
         finally:
             self._visits.begin(None, None)
