@@ -22,7 +22,7 @@ from tiergnn.graph.clusters import cluster, contract
 from tiergnn.graph.copies import spare_copies
 from tiergnn.graph.csr import Graph, from_edges
 from tiergnn.graph.generate import grid, rmat, sbm
-from tiergnn.graph.level import Level, is_two_way
+from tiergnn.graph.level import Level, Loads, is_two_way
 from tiergnn.graph.partition import Partition, partition
 from tiergnn.graph.refinement import Shares
 
@@ -41,7 +41,7 @@ def make(drawn) -> Graph:
 
 
 def finest(graph: Graph, *, shift: int = 1, num_threads: int = 1) -> Level:
-    load = np.ones((graph.num_nodes, 1), np.int32)
+    load = Loads.of(np.ones((graph.num_nodes, 1), np.int32))
     two_way = is_two_way(graph.rowptr, graph.col, 1)
     return Level(
         rowptr=graph.rowptr,
@@ -188,7 +188,7 @@ def test_clusters_keep_their_size_and_edges_their_weight(drawn, seed, most):
     label, count = cluster(level, size, most, 3, seed, lambda: None)
     assert sorted(set(label.tolist())) == list(range(count))
     assert np.bincount(label, minlength=1).max() <= most
-    load = np.bincount(label, minlength=count)[:, None].astype(np.int64)
+    load = Loads.of(np.bincount(label, minlength=count)[:, None].astype(np.int64))
     coarse = contract(level, label, load, 1 << 30)
     want: dict[tuple[int, int], int] = {}
     for v in range(graph.num_nodes):
@@ -210,7 +210,7 @@ def test_the_lightest_edges_are_left_out_where_memory_is_short():
     graph = rmat(3000, 40_000, undirected=True)
     level = finest(graph)
     label, count = cluster(level, np.ones(3000, np.int32), 30, 3, 0, lambda: None)
-    load = np.ones((count, 1), np.int64)
+    load = Loads.of(np.ones((count, 1), np.int64))
     whole = contract(level, label, load, 1 << 30)
     some = contract(level, label, load, whole.col.size * 8 // 2)
     assert 0 < some.col.size <= whole.col.size // 2

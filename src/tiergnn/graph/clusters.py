@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from tiergnn.graph.draws import draw, mix, stream_key
-from tiergnn.graph.level import Level
+from tiergnn.graph.level import Level, Loads
 from tiergnn.graph.parts import group
 
 _MOST_LIGHT = 1 << 10  # weights that are told apart when the lightest edges are left out
@@ -196,14 +196,14 @@ def _number(label, number):
     return count
 
 
-def contract(level: Level, label: np.ndarray, load: np.ndarray, most_bytes: int) -> Level:
-    """The level whose m nodes are clusters; load [m, C] are theirs.
+def contract(level: Level, label: np.ndarray, load: Loads, most_bytes: int) -> Level:
+    """The level whose m nodes are clusters, and load what those add.
 
     Edges between two clusters become one that weighs as much; those inside disappear. Where they
     take more than most_bytes, the lightest are left out. Linear in edges; holds one number a node
     and two a cluster and thread.
     """
-    num_clusters = load.shape[0]
+    num_clusters = load.stored.shape[0]
     order = np.empty(level.num_nodes, np.int32)
     members = group(label, num_clusters, order)
     given = (level.rowptr, level.col, level.weight, label, order, members)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -16,6 +17,31 @@ from tiergnn.threads import spread
 
 _SMALL = 1 << 20  # edges up to which handing out pieces takes longer than one thread's work
 _SYMMETRY = 1 << 20  # the stream of random numbers that compare a graph with its reverse
+ONE, DEGREE = -1, -2  # columns of loads that nobody stores: one a node, and its in-edges
+
+
+class Loads(NamedTuple):
+    """What each of n nodes adds to the C loads of its part; ``amount`` reads one.
+
+    column int64 [C] says where each stands: a column of ``stored`` (whole numbers [n, S]), ONE,
+    or DEGREE, which is read off rowptr int64 [n+1]. So that nodes and edges are held level takes
+    no memory.
+    """
+
+    column: np.ndarray
+    stored: np.ndarray
+    rowptr: np.ndarray
+
+    @classmethod
+    def of(cls, stored: np.ndarray) -> Loads:
+        """Loads that are all stored, [n, C]."""
+        return cls(np.arange(stored.shape[1]), stored, np.empty(0, np.int64))
+
+    def by_part(self, part_of: np.ndarray, num_parts: int) -> np.ndarray:
+        """int64 [C, num_parts]: what the nodes of each part add up to; part_of int32 [n]."""
+        out = np.zeros((self.column.size, num_parts), np.int64)
+        _add_up(part_of, self, out)
+        return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,15 +49,15 @@ class Level:
     """Edges of n nodes, and what each node adds to the loads of its part.
 
     col[rowptr[v]:rowptr[v+1]] are the nodes that v reads, weight [E] how often (empty: once
-    each). load int32 or int64 [n, C]. Nodes are decided in 2**shift chunks, one after the other:
-    v = chunk, chunk + 2**shift, ... ``two_way``: whoever is read reads as often, so that ``col``
-    lists readers too; if not, those of one chunk at a time are listed.
+    each). Nodes are decided in 2**shift chunks, one after the other: v = chunk,
+    chunk + 2**shift, ... ``two_way``: whoever is read reads as often, so that ``col`` lists
+    readers too; if not, those of one chunk at a time are listed.
     """
 
     rowptr: np.ndarray
     col: np.ndarray
     weight: np.ndarray
-    load: np.ndarray
+    load: Loads
     two_way: bool
     shift: int
     num_threads: int
@@ -80,6 +106,22 @@ def is_two_way(rowptr: np.ndarray, col: np.ndarray, num_threads: int) -> bool:
         num_threads,
     )
     return int(sums.sum(dtype=np.uint64)) == 0
+
+
+@numba.njit(cache=True, nogil=True)
+def amount(load, v, c):
+    """What node v adds to load c of its part."""
+    column = load.column[c]
+    if column >= 0:
+        return np.int64(load.stored[v, column])
+    return np.int64(1) if column == ONE else load.rowptr[v + 1] - load.rowptr[v]
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_up(part_of, load, out):
+    for v in range(part_of.size):
+        for c in range(load.column.size):
+            out[c, part_of[v]] += amount(load, v, c)
 
 
 @numba.njit(cache=True, nogil=True)

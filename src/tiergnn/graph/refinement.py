@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from tiergnn.graph.draws import draw, stream_key
-from tiergnn.graph.level import Level
+from tiergnn.graph.level import Level, amount
 
 _ANY = -2  # a target: whichever part has most room
 
@@ -35,8 +35,7 @@ class Shares:
 
     @classmethod
     def of(cls, level: Level, part_of: np.ndarray, num_parts: int, bounds: np.ndarray) -> Shares:
-        load = np.zeros((level.load.shape[1], num_parts), np.int64)
-        _add_loads(part_of, level.load, load)
+        load = level.load.by_part(part_of, num_parts)
         return cls(level=level, part_of=part_of, load=load, bounds=bounds)
 
 
@@ -68,24 +67,19 @@ def refine(shares: Shares, rounds: int, seed: int, tell: Callable[[], None]) -> 
 
 
 @numba.njit(cache=True, nogil=True)
-def _add_loads(part_of, load, out):
-    for v in range(part_of.size):
-        for c in range(load.shape[1]):
-            out[c, part_of[v]] += load[v, c]
-
-
-@numba.njit(cache=True, nogil=True)
 def has_room(v, part, load, part_load, bounds):
-    for c in range(load.shape[1]):
-        if load[v, c] and part_load[c, part] + load[v, c] > bounds[c, 1]:
+    for c in range(bounds.shape[0]):
+        more = amount(load, v, c)
+        if more and part_load[c, part] + more > bounds[c, 1]:
             return False
     return True
 
 
 @numba.njit(cache=True, nogil=True)
 def may_leave(v, part, load, part_load, bounds):
-    for c in range(load.shape[1]):
-        if load[v, c] and part_load[c, part] - load[v, c] < bounds[c, 0]:
+    for c in range(bounds.shape[0]):
+        less = amount(load, v, c)
+        if less and part_load[c, part] - less < bounds[c, 0]:
             return False
     return True
 
@@ -93,16 +87,16 @@ def may_leave(v, part, load, part_load, bounds):
 @numba.njit(cache=True, nogil=True)
 def _too_full(v, part, load, part_load, bounds):
     too_full = False
-    for c in range(load.shape[1]):
-        too_full |= load[v, c] > 0 and part_load[c, part] > bounds[c, 1]
+    for c in range(bounds.shape[0]):
+        too_full |= part_load[c, part] > bounds[c, 1] and amount(load, v, c) > 0
     return too_full
 
 
 @numba.njit(cache=True, nogil=True)
 def move(v, part, load, part_of, part_load):
-    for c in range(load.shape[1]):
-        part_load[c, part_of[v]] -= load[v, c]
-        part_load[c, part] += load[v, c]
+    for c in range(part_load.shape[0]):
+        part_load[c, part_of[v]] -= amount(load, v, c)
+        part_load[c, part] += amount(load, v, c)
     part_of[v] = part
 
 
@@ -182,8 +176,9 @@ def _roomiest(part_load, bounds):
 @numba.njit(cache=True, nogil=True)
 def _fits_after(v, other, part, load, part_load, bounds):
     """Whether part has room for v once ``other`` has left it."""
-    for c in range(load.shape[1]):
-        if load[v, c] and part_load[c, part] + load[v, c] - load[other, c] > bounds[c, 1]:
+    for c in range(bounds.shape[0]):
+        more = amount(load, v, c)
+        if more and part_load[c, part] + more - amount(load, other, c) > bounds[c, 1]:
             return False
     return True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numba
 import numpy as np
 
 from tiergnn.errors import ConfigError
@@ -17,7 +18,7 @@ from tiergnn.graph.clusters import cluster, contract
 from tiergnn.graph.copies import copy_bytes, spare_copies
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.draws import stream_key
-from tiergnn.graph.level import Level, is_two_way
+from tiergnn.graph.level import DEGREE, ONE, Level, Loads, is_two_way
 from tiergnn.graph.refinement import Shares, refine
 from tiergnn.graph.undirected import View
 from tiergnn.threads import num_processors
@@ -82,7 +83,7 @@ def switching(
     if min(num_parts, graph.num_nodes) <= 1:
         return np.zeros(graph.num_nodes, np.int32)
     budget = max(_LEAST_BYTES, int(_SHARE * graph.topology_bytes))
-    finest = _finest(graph, budget, num_threads or num_processors())
+    finest = _finest(graph, criteria, budget, num_threads or num_processors())
     levels, labels, size = _merge(finest, graph, num_parts, criteria, seed, budget, progress)
     slack = min(c.tolerance for c in criteria) - 1
     part_of = bisect(levels[-1], size, num_parts, slack, _derived(seed, _HALVING))
@@ -94,10 +95,9 @@ def switching(
     for depth in range(len(labels), 0, -1):
         shares = Shares.of(levels.pop(), part_of, num_parts, loose)
         refine(shares, 8, _derived(seed, _REFINING + depth), lambda: None)
-        part_of = shares.part_of[labels.pop()]
-    level = replace(finest, load=_loads(graph, criteria))
-    shares = Shares.of(level, part_of, num_parts, loose)
-    chunks = 1 << level.shift
+        part_of = _of_members(shares.part_of, labels.pop())
+    shares = Shares.of(finest, part_of, num_parts, loose)
+    chunks = 1 << finest.shift
     hasty = graph.topology_bytes > budget
     rounds = 4 if hasty else 8
     refine(shares, rounds, _derived(seed, _REFINING), _Steps(progress, "refine", rounds * chunks))
@@ -114,7 +114,7 @@ def switching(
     view = View(xadj=graph.rowptr, adjncy=graph.col, eweight=np.empty(0, np.int64))
     part_of = rebalance(shares.part_of, num_parts, held, view)
     if fits:
-        shares = Shares.of(level, part_of, num_parts, bounds)
+        shares = Shares.of(finest, part_of, num_parts, bounds)
         if (shares.load <= bounds[:, 1:]).all():
             spare_copies(shares, turns, tell)
     return part_of
@@ -142,7 +142,7 @@ def _derived(seed: int, stream: int) -> int:
     return int(stream_key(seed, stream))
 
 
-def _finest(graph: Graph, budget: int, num_threads: int) -> Level:
+def _finest(graph: Graph, criteria: list[Criterion], budget: int, num_threads: int) -> Level:
     """The graph itself. Lists of readers are of so few nodes at a time as memory allows."""
     two_way = is_two_way(graph.rowptr, graph.col, num_threads)
     shift = 3
@@ -152,7 +152,7 @@ def _finest(graph: Graph, budget: int, num_threads: int) -> Level:
         rowptr=graph.rowptr,
         col=graph.col,
         weight=np.empty(0, np.int32),
-        load=np.empty((0, 0), np.int32),  # not needed before the last steps
+        load=_loads(graph, criteria),
         two_way=two_way,
         shift=shift,
         num_threads=num_threads,
@@ -189,47 +189,49 @@ def _merge(
         label, count = cluster(seen, size, max(most, int(size.max())), rounds, key, tell)
         if count > 0.9 * level.num_nodes:
             break
-        if depth == 0:
-            load = _loads(graph, criteria, label, count)
-        else:
-            load = _add_up(label, level.load.T, count)
+        load = Loads.of(np.ascontiguousarray(level.load.by_part(label, count).T))
         size = sum_by_part(label, size, count).astype(np.int32)
         levels.append(contract(level, label, load, budget // 5))
         labels.append(label)
     return levels, labels, size
 
 
-def _columns(graph: Graph, criteria: list[Criterion]) -> list[np.ndarray]:
-    """[V] each: what is held level. Edges always are."""
-    columns = [c.weight for c in criteria]
-    return columns if any(c.name == "edges" for c in criteria) else [*columns, graph.in_degree]
+def _loads(graph: Graph, criteria: list[Criterion]) -> Loads:
+    """What is held level. Edges always are."""
+    known = {"nodes": ONE, "edges": DEGREE}
+    splits = [c.weight for c in criteria if c.name not in known]
+    names = [c.name for c in criteria]
+    if "edges" not in names:
+        names.append("edges")
+    places = iter(range(len(splits)))
+    column = [known[name] if name in known else next(places) for name in names]
+    stored = np.empty((graph.num_nodes, len(splits)), np.int8)
+    for i, weight in enumerate(splits):
+        stored[:, i] = weight
+    return Loads(np.array(column), stored, graph.rowptr)
 
 
-def _loads(
-    graph: Graph,
-    criteria: list[Criterion],
-    label: np.ndarray | None = None,
-    count: int = 0,
-) -> np.ndarray:
-    """What each node, or each of ``count`` clusters, adds to the load of its part, [n, C]."""
-    columns = _columns(graph, criteria)
-    if label is not None:
-        return _add_up(label, columns, count)
-    load = np.empty((graph.num_nodes, len(columns)), np.int32)
-    for c, column in enumerate(columns):
-        load[:, c] = column
-    return load
+@numba.njit(cache=True, nogil=True)
+def _of_members(part_of, label):
+    """label [n] turned, in place, into the parts of the clusters that it names."""
+    for v in range(label.size):
+        label[v] = part_of[label[v]]
+    return label
 
 
-def _add_up(label: np.ndarray, columns: list[np.ndarray] | np.ndarray, count: int) -> np.ndarray:
-    return np.stack([sum_by_part(label, column, count) for column in columns], axis=1)
+@numba.njit(cache=True, nogil=True)
+def _largest_degree(rowptr):
+    most = np.int64(0)
+    for v in range(rowptr.size - 1):
+        most = max(most, rowptr[v + 1] - rowptr[v])
+    return most
 
 
 def _bounds(graph: Graph, criteria: list[Criterion], num_parts: int) -> np.ndarray:
     """int64 [C, 2]: least and most of each load."""
     bounds = [c.bounds(num_parts) for c in criteria]
     if all(c.name != "edges" for c in criteria):
-        largest = int(graph.in_degree.max())
+        largest = int(_largest_degree(graph.rowptr))
         bounds.append((0, max(int(_GUARD * graph.num_edges / num_parts), 2 * largest)))
     return np.array(bounds, np.int64)
 
