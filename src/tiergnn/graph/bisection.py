@@ -1,6 +1,7 @@
 """Bisection: parts of a small graph, by halving it over and over.
 
-Legend: n nodes, K parts.
+Legend: n nodes, K parts. A piece is what is to be halved: some nodes, numbered from 0 in order, and
+the edges between them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ _TRIES = 8  # halves grown from different nodes; the one that cuts least is take
 _PASSES = 3
 _FEW = 1 << 11  # nodes up to which looking at all is cheaper than a queue
 _BARRED = -(1 << 61)  # a gain of nodes that may not move
-_NEXT = 2  # side of a node that the growing half touches
 
 
 def bisect(level: Level, size: np.ndarray, num_parts: int, slack: float, seed: int) -> np.ndarray:
@@ -42,9 +42,7 @@ def bisect(level: Level, size: np.ndarray, num_parts: int, slack: float, seed: i
 def _bisect_all(rowptr, col, weight, size, num_parts, slack, key, part_of):
     num_nodes = part_of.size
     order = np.arange(num_nodes)
-    side = np.full(num_nodes, -1, np.int8)  # -1: not of this half
-    best = np.empty(num_nodes, np.int8)
-    gain = np.zeros(num_nodes, np.int64)
+    local = np.full(num_nodes, -1, np.int32)  # -1: not of this piece
     todo = [(0, num_nodes, 0, num_parts)]  # nodes order[a:b] become parts low..high
     while len(todo):
         a, b, low, high = todo.pop()
@@ -54,73 +52,91 @@ def _bisect_all(rowptr, col, weight, size, num_parts, slack, key, part_of):
             for v in nodes:
                 part_of[v] = low
             continue
+        piece = _cut_out(rowptr, col, weight, size, nodes, local)
+        own_size = piece[3]
         left = parts // 2
         total, largest = np.int64(0), np.int64(0)
-        for v in nodes:
-            total += size[v]
-            largest = max(largest, size[v])
+        for i in range(nodes.size):
+            total += own_size[i]
+            largest = max(largest, own_size[i])
         want = total * left // parts
         room = max(np.int64(slack * want), largest // 2)
         # Whole nodes: neither half may get fewer nodes than it has parts.
-        least_nodes, most_nodes = left, nodes.size - (parts - left)
+        least, most = left, nodes.size - (parts - left)
+        bounds = (want, room, np.int64(least), np.int64(most))
+        side, best = np.empty(nodes.size, np.int8), np.empty(nodes.size, np.int8)
+        gain = np.empty((2, nodes.size), np.int64)
         tries = _TRIES if nodes.size <= _FEW else 1
         best_off, best_cut = np.int64(0), np.int64(0)
         for turn in range(tries):
             luck = draw(key, np.uint64(low * 64 + turn) + (np.uint64(high) << np.uint64(32)))
-            _grow(rowptr, col, weight, size, nodes, want, least_nodes, most_nodes, luck, side, gain)
-            off, cut = _mend(
-                rowptr, col, weight, size, nodes, want, room, least_nodes, most_nodes, side, gain
-            )[1:]
+            _grow(piece, bounds, luck, side, gain)
+            off, cut = _mend(piece, bounds, side, gain)[1:]
             if turn == 0 or (off, cut) < (best_off, best_cut):
                 best_off, best_cut = off, cut
-                for v in nodes:
-                    best[v] = side[v]
-        for v in nodes:
-            side[v] = best[v]
+                best[:] = side
         for _ in range(_PASSES):
-            if not _mend(
-                rowptr, col, weight, size, nodes, want, room, least_nodes, most_nodes, side, gain
-            )[0]:
+            if not _mend(piece, bounds, best, gain)[0]:
                 break
-        for v in nodes:
-            best[v] = side[v]
-        n = 0
-        for v in nodes:
-            side[v] = -1
-            n += best[v] == 0
         kept = nodes.copy()
-        i, j = 0, n
-        for v in kept:
-            if best[v] == 0:
-                nodes[i] = v
+        i, j = 0, np.sum(best == 0)
+        middle = a + j
+        for k in range(kept.size):
+            if best[k] == 0:
+                nodes[i] = kept[k]
                 i += 1
             else:
-                nodes[j] = v
+                nodes[j] = kept[k]
                 j += 1
-        todo.append((a, a + n, low, low + left))
-        todo.append((a + n, b, low + left, high))
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _weigh(weight, e):
-    return np.int64(weight[e]) if weight.size else np.int64(1)
+        todo.append((a, middle, low, low + left))
+        todo.append((middle, b, low + left, high))
 
 
 @numba.njit(cache=True, nogil=True)
-def _top(queue, nodes, here, side, gain):
-    """The node of side ``here`` with most gain, or -1. Few nodes are looked at; many are queued.
+def _cut_out(rowptr, col, weight, size, nodes, local):
+    """The piece of ``nodes``: pointers, columns, weights and sizes. Loops are left out."""
+    num_inside = 0
+    for i in range(nodes.size):
+        local[nodes[i]] = i
+    for v in nodes:
+        for e in range(rowptr[v], rowptr[v + 1]):
+            num_inside += local[col[e]] >= 0 and col[e] != v
+    ptr = np.zeros(nodes.size + 1, np.int64)
+    to, tie = np.empty(num_inside, np.int32), np.empty(num_inside, np.int64)
+    own_size = np.empty(nodes.size, np.int64)
+    n = 0
+    for i in range(nodes.size):
+        v = nodes[i]
+        own_size[i] = size[v]
+        for e in range(rowptr[v], rowptr[v + 1]):
+            if local[col[e]] >= 0 and col[e] != v:
+                to[n] = local[col[e]]
+                tie[n] = weight[e] if weight.size else 1
+                n += 1
+        ptr[i + 1] = n
+    for v in nodes:
+        local[v] = -1
+    return ptr, to, tie, own_size
+
+
+@numba.njit(cache=True, nogil=True)
+def _top(queue, gain):
+    """The first node with most gain, or -1. Few nodes are looked at; many are queued.
 
     An entry of the queue may promise too much; a node whose gain has grown has another entry.
     """
-    if nodes.size <= _FEW:
-        best, best_gain = np.int64(-1), np.int64(_BARRED // 2)
-        for v in nodes:
-            if side[v] == here and gain[v] > best_gain:
-                best, best_gain = np.int64(v), gain[v]
-        return best
+    if gain.size <= _FEW:
+        most = gain[0]
+        for i in range(1, gain.size):
+            most = max(most, gain[i])
+        if most > _BARRED // 2:
+            for i in range(gain.size):
+                if gain[i] == most:
+                    return np.int64(i)
+        return np.int64(-1)
     while len(queue):
         score, v = queue[0]
-        if side[v] != here or score > -gain[v] or gain[v] < _BARRED // 2:
+        if score > -gain[v] or gain[v] < _BARRED // 2:
             heapq.heappop(queue)
         elif score < -gain[v]:
             heapq.heapreplace(queue, (-gain[v], v))
@@ -130,52 +146,58 @@ def _top(queue, nodes, here, side, gain):
 
 
 @numba.njit(cache=True, nogil=True)
-def _grow(rowptr, col, weight, size, nodes, want, least_nodes, most_nodes, luck, side, gain):
-    """Side 0 grows to ``want``, always by the node with most edges to it less those to others."""
-    for v in nodes:
-        side[v] = 1
-    for v in nodes:
-        gain[v] = 0
-        for e in range(rowptr[v], rowptr[v + 1]):
-            if side[col[e]] == 1 and col[e] != v:
-                gain[v] -= _weigh(weight, e)
+def _grow(piece, bounds, luck, side, gain):
+    """Side 0 grows to ``want``, always by the node with most edges to it less those to others.
+
+    gain[0] is that of nodes which the growing half touches, gain[1] of all.
+    """
+    ptr, to, tie, size = piece
+    want, _, least_nodes, most_nodes = bounds
+    near, each = gain[0], gain[1]
+    side[:] = 1
+    near[:] = _BARRED
+    for v in range(size.size):
+        each[v] = 0
+        for e in range(ptr[v], ptr[v + 1]):
+            each[v] -= tie[e]
     queue = [(np.int64(0), np.int64(0))]
     queue.pop()
     grown, count, tried = np.int64(0), 0, 0
-    offset = np.int64(luck % np.uint64(nodes.size))
+    offset = np.int64(luck % np.uint64(size.size))
     while count < most_nodes and (grown < want or count < least_nodes):
-        v = _top(queue, nodes, _NEXT, side, gain)
-        while v < 0 and tried < nodes.size:  # the first, or another piece of the graph
-            u = nodes[(offset + tried) % nodes.size]
+        v = _top(queue, near)
+        while v < 0 and tried < size.size:  # the first, or another piece of the graph
+            u = (offset + tried) % size.size
             tried += 1
             if side[u] == 1:
-                v = np.int64(u)
+                v = u
         if v < 0 or (count >= max(1, least_nodes) and grown + size[v] - want > want - grown):
             break
         side[v] = 0
+        near[v] = _BARRED
         grown += size[v]
         count += 1
-        for e in range(rowptr[v], rowptr[v + 1]):
-            u = col[e]
-            if side[u] > 0 and u != v:
-                side[u] = _NEXT
-                gain[u] += 2 * _weigh(weight, e)
-                if nodes.size > _FEW:
-                    heapq.heappush(queue, (-gain[u], np.int64(u)))
-    for v in nodes:
-        side[v] = min(side[v], 1)
+        for e in range(ptr[v], ptr[v + 1]):
+            u = to[e]
+            if side[u] == 1:
+                each[u] += 2 * tie[e]
+                near[u] = each[u]
+                if size.size > _FEW:
+                    heapq.heappush(queue, (-each[u], np.int64(u)))
 
 
 @numba.njit(cache=True, nogil=True)
-def _mend(
-    rowptr, col, weight, size, nodes, want, room, least_nodes, most_nodes, side, gain
-):  # fmt: skip
+def _mend(piece, bounds, side, gain):
     """One pass: nodes change sides, best first, each once; what came after the best is undone.
 
-    Returns whether anything got better, how far the halves are out of bounds, and the edges cut.
+    gain [2, n] is of nodes by the side that they may leave. Returns whether anything got better,
+    how far the halves are out of bounds, and the edges cut.
     """
+    ptr, to, tie, size = piece
+    want, room, least_nodes, most_nodes = bounds
+    num_nodes = size.size
     inside, count, cut, largest = np.int64(0), 0, np.int64(0), np.int64(0)
-    for v in nodes:
+    for v in range(num_nodes):
         largest = max(largest, size[v])
         if side[v] == 0:
             inside += size[v]
@@ -183,30 +205,28 @@ def _mend(
     queues = ([(np.int64(0), np.int64(0))], [(np.int64(0), np.int64(0))])
     queues[0].pop()
     queues[1].pop()
-    for v in nodes:
-        gain[v] = 0
-        crossing = False
-        for e in range(rowptr[v], rowptr[v + 1]):
-            u = col[e]
-            if side[u] >= 0 and u != v:
-                if side[u] == side[v]:
-                    gain[v] -= _weigh(weight, e)
-                else:
-                    gain[v] += _weigh(weight, e)
-                    cut += _weigh(weight, e) * (side[v] == 0)
-                    crossing = True
-        if nodes.size > _FEW and (crossing or abs(inside - want) > room):
-            queues[side[v]].append((-gain[v], np.int64(v)))
+    for v in range(num_nodes):
+        here = side[v]
+        within, across = np.int64(0), np.int64(0)
+        for e in range(ptr[v], ptr[v + 1]):
+            if side[to[e]] == here:
+                within += tie[e]
+            else:
+                across += tie[e]
+        gain[here, v], gain[1 - here, v] = across - within, _BARRED
+        cut += across * (here == 0)
+        if num_nodes > _FEW and (across > 0 or abs(inside - want) > room):
+            queues[here].append((within - across, np.int64(v)))
     heapq.heapify(queues[0])
     heapq.heapify(queues[1])
-    moved = np.empty(nodes.size, np.int64)
+    moved = np.empty(num_nodes, np.int64)
     num_moved, num_kept, num_barred = 0, 0, 0
     start_off, start_cut = max(np.int64(0), abs(inside - want) - room), cut
     best_off, best_cut = start_off, cut
-    patience = 50 + nodes.size // 20
+    patience = 50 + num_nodes // 20
     while num_moved - num_kept + num_barred < patience:
-        first = _top(queues[0], nodes, 0, side, gain)
-        second = _top(queues[1], nodes, 1, side, gain)
+        first = _top(queues[0], gain[0])
+        second = _top(queues[1], gain[1])
         # On the way the halves may be one node further out of bounds.
         limit = max(room + largest, abs(inside - want))
         v = np.int64(-1)
@@ -215,34 +235,34 @@ def _mend(
         if second >= 0 and count < most_nodes and abs(inside + size[second] - want) <= limit:
             if abs(inside - want) > room and v >= 0:
                 v = first if inside > want else second
-            elif v < 0 or gain[second] > gain[first]:
+            elif v < 0 or gain[1, second] > gain[0, first]:
                 v = second
         if v < 0:
             v = max(first, second)
             if v < 0:
                 break
-            gain[v] = _BARRED
+            gain[side[v], v] = _BARRED
             num_barred += 1
             continue
         here = side[v]
         inside += -size[v] if here == 0 else size[v]
         count += -1 if here == 0 else 1
-        cut -= gain[v]
+        cut -= gain[here, v]
+        gain[here, v] = _BARRED
         side[v] = 3 - here  # decided for this pass: 3 was 0 and is 1 now, 2 was 1
         moved[num_moved] = v
         num_moved += 1
         off = max(np.int64(0), abs(inside - want) - room)
         if off < best_off or (off == best_off and cut < best_cut):
             best_off, best_cut, num_kept = off, cut, num_moved
-        for e in range(rowptr[v], rowptr[v + 1]):
-            u = col[e]
-            if side[u] >= 0 and side[u] <= 1 and u != v:
-                if side[u] == here:
-                    gain[u] += 2 * _weigh(weight, e)
-                    if nodes.size > _FEW:
-                        heapq.heappush(queues[here], (-gain[u], np.int64(u)))
-                else:
-                    gain[u] -= 2 * _weigh(weight, e)
+        for e in range(ptr[v], ptr[v + 1]):
+            u = to[e]
+            if side[u] == here:
+                gain[here, u] += 2 * tie[e]
+                if num_nodes > _FEW:
+                    heapq.heappush(queues[here], (-gain[here, u], np.int64(u)))
+            elif side[u] <= 1:
+                gain[1 - here, u] -= 2 * tie[e]
     for i in range(num_moved):
         v = moved[i]
         here = 3 - side[v]
