@@ -24,12 +24,12 @@ from plan_cells import (
     MODELS,
     Cell,
     Cells,
+    Key,
     bytes_of,
     empty,
     graph_of,
     schedule_of,
     time_steps,
-    works_of,
 )
 from provenance import RESULTS, ROOT, provenance
 from tiergnn import frozen
@@ -40,7 +40,6 @@ from tiergnn.planner.simulate import simulate
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 
-Key = tuple[str, int]  # model, layers
 PROBED, FITTED, LEFT_OUT = "probe alone", "fitted", "fitted to others"
 
 
@@ -132,9 +131,7 @@ def main() -> None:
     cells = Cells(args.cells)
     if "seconds" in args.what and not args.only_table:
         cells.probe(args.device)
-    works = works_of(
-        {(name, layers) for name in args.models for layers in args.layers}, args.device
-    )
+    works = cells.meter({(m, layers) for m in args.models for layers in args.layers}, args.device)
     if not args.only_table:
         measure_cells(args, cells, works)
     keys = [(*key, size) for key in works for size in args.sizes]

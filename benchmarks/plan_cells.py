@@ -46,6 +46,9 @@ from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Span, Timeline
 from tiergnn.training.loop import Trainer
 from tiergnn.training.options import Options
+from tiergnn.workload import Workload
+
+Key = tuple[str, int]  # model, layers
 
 # Nodes and edges; on CUDA the shape of ogbn-products and the 3rd and 8th part of it.
 SIZES = {
@@ -62,7 +65,6 @@ _MOST_WARM = 12
 _SYSTEM_FRAC = 0.1  # of a step's seconds
 _LEAST_STEPS = 5
 _COMPANY = 0.1  # of one processor: what others may use of it during a step that counts
-_SLEEP_CYCLES = 10**8  # some 60 ms
 _TICK_S = 0.02  # so roughly the system counts
 _PROBES = 3  # at most, to find a time without company
 _MOST_TIMES = 5  # as many seconds are given to find such steps
@@ -102,18 +104,22 @@ class Cell:
 class Cells:
     """All cells of one machine, in a file: what is there is not measured again.
 
-    ``others`` are the processors that others used while the machine was probed.
+    ``others`` are the processors that others used while the machine was probed; ``works`` the
+    workloads of a step and of an evaluation by model and layers, as they were metered there.
     """
 
     def __init__(self, path: Path):
         self._path = path
         self.machine: Machine | None = None
         self.others = 0.0
+        self.works: dict[Key, list[Workload]] = {}
         self._cells: dict[tuple[str, int, int], Cell] = {}
         if path.exists():
             data = json.loads(path.read_text())
             self.machine = data["machine"] and frozen.decode(Machine, data["machine"])
             self.others = data.get("others", 0.0)
+            for model, layers, encoded in data.get("works", []):
+                self.works[model, layers] = [frozen.decode(Workload, each) for each in encoded]
             for found in data["cells"]:
                 cell = Cell(**found | {"graph": frozen.decode(GraphShape, found["graph"])})
                 self._cells[cell.key] = cell
@@ -138,6 +144,12 @@ class Cells:
         assert self.machine is not None
         return self.machine
 
+    def meter(self, keys: set[Key], device: str) -> dict[Key, list[Workload]]:
+        """The workloads of all these models; those that are not there are metered."""
+        self.works |= works_of(keys - self.works.keys(), device)
+        self.save()
+        return {key: self.works[key] for key in sorted(keys)}
+
     def add(self, cell: Cell) -> None:
         self._cells[cell.key] = cell
         self.save()
@@ -146,6 +158,10 @@ class Cells:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         cells = [frozen.encode(cell) for _, cell in sorted(self._cells.items())]
         data = {"machine": frozen.encode(self.machine), "others": self.others, "cells": cells}
+        data["works"] = [
+            [*key, [frozen.encode(work) for work in works]]
+            for key, works in sorted(self.works.items())
+        ]
         self._path.write_text(json.dumps(data) + "\n")
 
 
@@ -177,7 +193,7 @@ def graph_of(device: str, size: int) -> Graph:
     )
 
 
-def works_of(keys: set[tuple[str, int]], device: str) -> dict[tuple[str, int], list[Any]]:
+def works_of(keys: set[Key], device: str) -> dict[Key, list[Workload]]:
     """The workloads of a step and an evaluation, by model and layers, metered on a small graph."""
     small = rmat(1_000, 10_000, seed=0)
     graph = Graph(
@@ -189,7 +205,8 @@ def works_of(keys: set[tuple[str, int]], device: str) -> dict[tuple[str, int], l
         num_classes=CLASSES,
         splits={"train": np.arange(500), "val": np.arange(500, 1_000)},
     )
-    return {key: workloads(graph, build(*key), Options(device=device)) for key in sorted(keys)}
+    options = Options(device=device)
+    return {key: workloads(graph, build(*key), options) for key in sorted(keys)}
 
 
 def bytes_of(graph: Graph, cell: Cell, works: list[Any], device: str) -> dict[str, Any]:
@@ -255,13 +272,11 @@ def time_steps(
     trainer = trainer_of(graph, build(cell.model, cell.layers), Options(device=device, epochs=1))
     trainer.resident._step = trainer.resident._walk(True, schedule)
     warm = _warm(trainer, device)
-    # Recorded steps are replayed where nobody notes when their actions run.
+    # Recorded steps are replayed, and those that note when their actions run, too.
     replayed = _quiet(lambda _: _run(trainer, 101), least_s) if device == "cuda" else []
     spans: dict[int, list[float]] = {}
 
     def measured_step(number: int) -> Step:
-        if device == "cuda":  # the device starts when all is issued, and waits for no launch
-            torch.cuda._sleep(_SLEEP_CYCLES)
         step = _run(trainer, _ACTIONS_EVERY * (number + 1))
         timeline = trainer.resident.timeline
         assert timeline is not None

@@ -58,6 +58,7 @@ TASKS = {
 DENSE_DEGREE = 128  # the mean in-degree from which on tasks are large
 MOST, MOST_DENSE = 256, 1024  # edges of a task
 MOST_MERGED = 128  # parts that one task merges
+CUT_BYTES = 1 / 8  # an edge, at most, of the tasks and parts of rows that are cut
 PACKED_BYTES = 64  # at whose multiples arrays start that lie in one piece of memory
 _INT32 = 2**31
 
@@ -66,7 +67,7 @@ def packed_bytes(num_rows: int, num_edges: int) -> int:
     """The room of the tasks that a GPU's kernels cut such a block into, whatever the degrees.
 
     A whole row is one task; long ones are cut, so that there is one more for every ``MOST`` edges
-    at most. That is at most an eighth of a byte an edge beyond what they take.
+    at most. That is at most ``CUT_BYTES`` an edge beyond what they take.
     """
     return _packed_bytes(num_rows, num_edges, MOST, 4 if num_rows < _INT32 else 8)
 

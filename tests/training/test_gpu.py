@@ -13,6 +13,7 @@ from tests.training.models import community, same_bits, weights
 from tiergnn.errors import PlanError
 from tiergnn.graph.table import Table
 from tiergnn.models import zoo
+from tiergnn.runtime.capture import MEASURED
 from tiergnn.runtime.executor import Resident
 
 pytestmark = pytest.mark.gpu
@@ -164,7 +165,7 @@ def assert_same_steps(got, want):
 
 def test_steps_are_recorded_and_replayed(graph):
     resident, got = steps_of(graph, True)
-    assert resident._capture._graph is not None
+    assert resident._capture.recorded
     assert_same_steps(got, steps_of(graph, False)[1])
 
 
@@ -175,7 +176,7 @@ def test_gradients_are_added_to_where_there_are_some(graph):
                 p.grad = torch.ones_like(p)
 
     resident, got = steps_of(graph, True, keep)
-    assert resident._capture._graph is not None
+    assert resident._capture.recorded
     assert_same_steps(got, steps_of(graph, False, keep)[1])
 
 
@@ -188,6 +189,46 @@ def test_a_step_is_recorded_anew_where_parameters_moved(graph):
             first.requires_grad_(False)
 
     assert_same_steps(steps_of(graph, True, move)[1], steps_of(graph, False, move)[1])
+
+
+def test_a_replayed_step_is_measured_as_it_runs(graph):
+    """What is recorded beside the step itself: the same numbers, and a timeline of each replay."""
+    model = zoo.build("gcn", graph.x.width, 4, num_layers=2, norm="batch", dropout=0.5)
+    resident = Resident(model, graph, device="cuda", capture=True)
+    optimizer = torch.optim.Adam(resident.model.parameters(), lr=0.0)
+
+    def loss_of(out):
+        return out.square().mean()
+
+    def step(number, **options):
+        optimizer.zero_grad(set_to_none=True)
+        loss = resident.train_step(loss_of, number, **options)
+        grads = [p.grad.clone() for p in resident.model.parameters()]
+        resident.update(optimizer.step)
+        return loss, grads
+
+    for number in range(4):
+        step(number)
+    assert resident._capture.recorded
+    assert resident.timeline is None
+    before = torch.cuda.memory_allocated()
+    seen = []
+    for number in (7, 8, 9):
+        want, got = step(number), step(number, measure=True)
+        assert_same_steps([got], [want])
+        torch.cuda.synchronize()
+        seen.append(resident.timeline)
+    assert MEASURED in resident._capture._records
+    optimizer.zero_grad(set_to_none=True)
+    grads = sum(p.numel() for p in resident.model.parameters()) * 4
+    assert torch.cuda.memory_allocated() - before <= 2 * grads + 2**18
+    assert seen[0].spans[-1].label.startswith("STEP")
+    assert len({tuple(t.spans) for t in seen}) == 3
+    for timeline in seen:
+        assert [s.index for s in timeline.spans] == [s.index for s in seen[0].spans]
+        assert 0 < timeline.seconds < 1
+    step(10)
+    assert tuple(resident.timeline.spans) == tuple(seen[-1].spans)
 
 
 def test_what_cannot_be_recorded_is_run_as_it_is(graph):
@@ -224,7 +265,7 @@ def test_what_cannot_be_recorded_is_run_as_it_is(graph):
 def test_nothing_is_recorded_where_there_is_no_room(graph):
     resident, got = steps_of(graph, True, budget_bytes=10_000_000)
     assert "no room" in resident._capture.refused
-    assert resident._capture._graph is None
+    assert not resident._capture.recorded
     assert_same_steps(got, steps_of(graph, False)[1])
 
 

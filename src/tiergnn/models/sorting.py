@@ -12,7 +12,7 @@ from tiergnn.models.allocations import recording
 from tiergnn.models.linearity import Law, peak_of
 from tiergnn.models.sample_blocks import SampleBlock
 from tiergnn.models.stages import Program
-from tiergnn.workload import Peak, Size
+from tiergnn.workload import CUT_BYTES, Peak, Size
 
 
 class Sorting:
@@ -21,6 +21,7 @@ class Sorting:
     def __init__(self, program: Program, samples: Sequence[SampleBlock], device: torch.device):
         self._events: dict[str, list[list[int]]] = {"loops": [], "out": []}
         self._runs = program.training and device.type == "cuda"
+        self._samples = samples
         for sample in samples if self._runs else ():
             with recording(device) as allocations:
                 allocations.mark("loops")
@@ -32,10 +33,20 @@ class Sorting:
                 lists.append(allocations.by_mark[name])
 
     def lasting(self, law: Law, name: str) -> Size:
-        """What stays with a block: of edges without "loops", or of "out"-edges."""
+        """What stays with a block, on which all stages have run by now: of edges without "loops",
+        or of "out"-edges. That of rows of many edges, which a GPU's kernels cut, is bounded: the
+        small blocks have none."""
+        cut = Size(per_edge=self._num_plans(out=name == "out") * CUT_BYTES)
         if not self._runs:
-            return Size()
-        return law.size([float(sum(events)) for events in self._events[name]])
+            return cut
+        return law.size([float(sum(events)) for events in self._events[name]]) + cut
+
+    def _num_plans(self, *, out: bool) -> int:
+        """How often a block's rows are cut into tasks on a GPU: by in-edges, or by out-edges."""
+        block = self._samples[0].block
+        blocks = {id(each): each for each in (block, block.without_loops)}.values()
+        plans = [key for each in blocks for key in each.plans]
+        return sum(backend == "gpu" and of_out == out for _, backend, of_out, _ in plans)
 
     def peak(self, law: Law) -> Peak:
         """The most that is held beyond what stays."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,11 +23,21 @@ from tiergnn.kernels.dropout import Key, step_key
 from tiergnn.runtime.memory import available_bytes
 
 EAGER = 2  # steps that run as they are first: kernels are compiled, and what is made once is made
+STEP, MEASURED = "step", "measured step"  # what is recorded: as it is, noting when actions run
 _log = logging.getLogger("tiergnn")
 
 
+@dataclass
+class _Record:
+    graph: torch.cuda.CUDAGraph
+    page: Page  # of addresses that it reads
+    loss: Tensor
+    grads: list[Tensor | None]
+
+
 class Capture:
-    """Of one model's step on a CUDA device; ``tensors`` are its parameters and buffers.
+    """Of one model's step on a CUDA device; ``tensors`` are its parameters and buffers. Records of
+    a step as it is and of one that is measured share memory: what is taken on the way once.
 
     ``budget_bytes``: the most that the process may hold on the device; None: all that there is.
     ``stream`` is the one that steps run on, where what they hold goes from one to the next: then
@@ -44,55 +55,65 @@ class Capture:
         self._tensors = list(tensors)
         self._params = [t for t in self._tensors if isinstance(t, nn.Parameter)]
         self._seen = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._pool: Any = None  # of the memory that the record keeps
-        self._page: Page | None = None  # addresses that it reads
-        self._recorded: tuple[object, ...] = ()
+        self._records: dict[str, _Record] = {}
+        self._pool: Any = None  # of the memory that records keep
+        self._of: tuple[object, ...] = ()  # what they are of
         self._key: Key | None = None
-        self._loss: Tensor | None = None
-        self._grads: list[Tensor | None] = []
-        self.refused = ""  # why nothing is recorded
+        self._failed: dict[str, str] = {}
 
-    def run(self, step: Callable[[Key], Tensor], key: Key, of: object) -> Tensor | None:
+    @property
+    def refused(self) -> str:
+        """Why steps are not recorded; "" where they are, or will be."""
+        return self._failed.get(STEP, "")
+
+    def run(
+        self, step: Callable[[Key], Tensor], key: Key, of: object, what: str = STEP
+    ) -> Tensor | None:
         """The loss of ``step(key)``, its gradients in ``.grad``; None where it is not to be
         replayed: run it as it is.
 
-        ``of`` is what the step's loss is made by: a step that is another is not replayed.
+        ``of`` is what the step's loss is made by: a step that is another is not replayed. ``what``
+        is STEP, or MEASURED for one whose record notes more.
         """
-        if self.refused or any(param.grad is not None for param in self._params):
+        if what in self._failed or any(param.grad is not None for param in self._params):
             return None  # gradients that are added to are not where the record has them
         state = of, *((t.data_ptr(), t.requires_grad) for t in self._tensors)
-        if self._graph is None or state != self._recorded:
+        if state != self._of:
+            self.forget()
+            self._of = state
+        if what not in self._records:
             self._seen += 1
-            if self._seen <= EAGER or not self._has_room() or not self._record(step, state):
+            ready = self._seen > EAGER and self._has_room(what)
+            if not ready or not self._record(step, what):
                 return None
-        assert self._graph is not None
+        record = self._records[what]
         assert self._key is not None
         self._key.copy_(key)
-        self._graph.replay()
-        for param, grad in zip(self._params, self._grads, strict=True):
+        record.graph.replay()
+        for param, grad in zip(self._params, record.grads, strict=True):
             param.grad = grad
-        return self._loss
+        return record.loss
 
     @property
     def recorded(self) -> bool:
         """Whether there is something to replay."""
-        return self._graph is not None
+        return STEP in self._records
 
     def forget(self) -> None:
-        """Give back what the record holds; it is made again when it is wanted."""
-        self._graph, self._pool, self._page, self._loss, self._grads = None, None, None, None, []
+        """Give back what records hold; they are made again when they are wanted."""
+        self._records.clear()
+        self._pool = None
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """What the calling thread takes inside is memory that the record keeps, between replays."""
+        """What the calling thread takes inside is memory that records keep, between replays."""
         if self._pool is None:
             yield
             return
         with torch.cuda.use_mem_pool(self._pool, self._device), not_kept():
             yield
 
-    def _has_room(self) -> bool:
+    def _has_room(self, what: str) -> bool:
         """Whether twice what a step or an evaluation took so far goes beside what is held."""
         if self._stream is not None:
             return True
@@ -101,41 +122,43 @@ class Capture:
         room = available_bytes(self._device) + held
         room = room if self._budget_bytes is None else min(room, self._budget_bytes)
         if held + 2 * (peak - held) > room:
-            self._refuse("it would keep as much again reserved, for which there is no room")
-        return not self.refused
+            self._refuse(what, "it would keep as much again reserved, for which there is no room")
+        return what not in self._failed
 
-    def _record(self, step: Callable[[Key], Tensor], state: tuple[object, ...]) -> bool:
+    def _record(self, step: Callable[[Key], Tensor], what: str) -> bool:
         """Nothing is computed meanwhile. What cannot be recorded changes nothing either."""
-        self.forget()
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        if not self._records:
+            self._pool = SimpleNamespace(id=torch.cuda.graph_pool_handle())  # as pools are passed
+            with torch.cuda.device(self._device):
+                self._key = step_key(0, 0, self._device)
+        graph, pool, mode = torch.cuda.CUDAGraph(), self._pool.id, "thread_local"
         stream = torch.cuda.current_stream(self._device)
         generator = torch.cuda.default_generators[self._device.index]
         drawn = generator.clone_state()
+        assert self._key is not None
         try:
             with torch.cuda.device(self._device), recording(self._device) as page:
-                self._key = step_key(0, 0, self._device)
-                with torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local"):
-                    self._loss = step(self._key)
+                with torch.cuda.graph(graph, pool, self._stream, capture_error_mode=mode):
+                    loss = step(self._key)
                 page.fill()
         except RuntimeError as error:  # it waits for the device, or memory is short
             torch.cuda.set_stream(stream)  # which a failed recording leaves as its own
-            self._loss = None
             _end(self._device, pool)
             generator.graphsafe_set_state(drawn)  # it waits for the end of the recording
-            self._refuse(_cause(error))
+            self._refuse(what, _cause(error))
             _log.debug("where it failed", exc_info=error)
+            if not self._records:
+                self._pool = None
         else:
-            self._graph, self._recorded = graph, state
-            self._pool = SimpleNamespace(id=pool)  # what the library asks a pool for
-            self._page = page
-            self._grads = [param.grad for param in self._params]
+            grads = [param.grad for param in self._params]
+            self._records[what] = _Record(graph, page, loss, grads)
         for param in self._params:
             param.grad = None
-        return not self.refused
+        return what in self._records
 
-    def _refuse(self, reason: str) -> None:
-        self.refused = reason
-        _log.info("steps are not recorded as a CUDA graph: %s", reason)
+    def _refuse(self, what: str, reason: str) -> None:
+        self._failed[what] = reason
+        _log.info("a %s is not recorded as a CUDA graph: %s", what, reason)
 
 
 def _cause(error: BaseException) -> str:

@@ -19,11 +19,11 @@ from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.csr import Graph
 from tiergnn.kernels import memory
 from tiergnn.kernels.block import Block
-from tiergnn.kernels.dropout import step_key
+from tiergnn.kernels.dropout import Key, step_key
 from tiergnn.models.stages import Prepared
 from tiergnn.models.trace import Program, trace_both
 from tiergnn.planner.strategies import resident
-from tiergnn.runtime.capture import Capture
+from tiergnn.runtime.capture import MEASURED, STEP, Capture
 from tiergnn.runtime.memory import PeakMeter, available_bytes, check_room, out_of_memory
 from tiergnn.runtime.outline import counts_of, outline
 from tiergnn.runtime.rows import Rows, aligned, bad_value, first_not_finite
@@ -179,10 +179,16 @@ class Resident:
             if self.device.type == "cuda":  # whose sort takes room: before there are activations
                 self.programs[True].sort_out_edges(self.block)
             key, loss = step_key(self.seed, step, self.device), None
-            if self._capture is not None and not measure:
-                loss = self._capture.run(lambda k: self._step.run(k, loss_of_out), key, loss_of_out)
+
+            def run(key: Key) -> Tensor:
+                return self._step.run(key, loss_of_out, measure=measure)
+
+            if self._capture is not None:
+                loss = self._capture.run(run, key, loss_of_out, MEASURED if measure else STEP)
             if loss is None:
-                loss = self._step.run(key, loss_of_out, measure=measure)
+                loss = run(key)
+            if measure:
+                self._step.measure_update()
             return float(loss)
 
     def update(self, move: Callable[[], Any]) -> None:

@@ -139,7 +139,11 @@ class Walk:
             self._begun_backwards.clear()
             self._of_out = self._result = self._marks = None
             if marks:
-                self._measured, self._end, self._step_marks = marks, self._clock(), []
+                self._measured, self._end = marks, self._clock()
+
+    def measure_update(self) -> None:
+        """The step that was run, or replayed, last is measured: note when its STEP runs."""
+        self._step_marks = []
 
     def update(self, move: Callable[[], Any]) -> None:
         """The schedule's STEP: ``move()`` has the optimizer move the parameters."""
@@ -358,7 +362,9 @@ def _is_sole(held: dict[str, Any], key: str) -> bool:
 
 
 def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
+    """Of the current stream; where a step is recorded, of each time that it is replayed."""
+    recorded = torch.cuda.is_current_stream_capturing()
+    event = torch.cuda.Event(enable_timing=True, external=recorded)
     event.record()
     return event
 

@@ -40,11 +40,12 @@ def step_key(seed: int, step: int, device: torch.device | str = "cpu") -> Key:
     """int64 [1]: the key of every dropout of one training step, two words of 32 bits, low first.
 
     Words 0 and 1 of Philox at counter ``step`` (64 bits) under key ``seed`` (64 bits). In memory
-    of the device, so that a step that was recorded can be run again under another key.
+    of the device, so that a step that was recorded can be run again under another key; written
+    there by the device, so that nobody waits for it.
     """
     counter = (step & _WORD, (step >> 32) & _WORD, 0, 0)
     low, high, *_ = philox_words(counter, (seed & _WORD, (seed >> 32) & _WORD))
-    return make_key(low, high).to(device)
+    return make_key(low, high, device)
 
 
 def key_words(key: Key) -> tuple[int, int]:
@@ -53,10 +54,11 @@ def key_words(key: Key) -> tuple[int, int]:
     return words & _WORD, (words >> 32) & _WORD
 
 
-def make_key(low: int, high: int) -> Key:
+def make_key(low: int, high: int, device: torch.device | str = "cpu") -> Key:
     """The key of two words."""
     words = low | high << 32
-    return torch.tensor([words - (words >> 63 << 64)])  # as a signed number of 64 bits
+    signed = words - (words >> 63 << 64)
+    return torch.full((1,), signed, dtype=torch.int64, device=device)
 
 
 def threshold(p: float) -> int:
