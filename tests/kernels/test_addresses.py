@@ -54,8 +54,10 @@ def test_a_record_reads_tensors_that_are_elsewhere():
     index = torch.tensor([0, 5, 3, 2], device=device, dtype=torch.int32)
     given = torch.randn(6, 4, device=device)
 
+    places = RowTable([given[:3], given[3:]]).places(index)
+
     def step():
-        return gather(RowTable([given[:3] * 2, given[3:] * 3]), index)
+        return gather(RowTable([given[:3] * 2, given[3:] * 3]), places)
 
     want = step()
     graph = torch.cuda.CUDAGraph()

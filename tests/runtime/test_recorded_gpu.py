@@ -75,8 +75,10 @@ def test_the_same_bits(model, way):
         found.append(trained(staged, share))
         if capture:
             steps = staged._steps
-            # Of grinnder's the host adds rows.
-            assert steps.replays == (strategy == "sliced"), steps.refused
+            # Of grinnder's the host adds rows; parts' views of edges that weigh something are cut
+            # into tasks anew, for which it waits.
+            recorded = strategy == "sliced" and model != "weighted"
+            assert steps.replays == recorded, steps.refused
         staged.close()
     assert same(*found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -134,7 +135,9 @@ def device_budget(device: torch.device, budget_bytes: int | None) -> Iterator[No
         yield
         return
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.empty_cache()  # what the allocator keeps of earlier work counts against the budget
+    # What earlier work left counts against the budget: in cycles, and what the allocator keeps.
+    gc.collect()
+    torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), device)
     try:
         yield
