@@ -179,6 +179,27 @@ def test_no_cut_that_fits_is_passed_over(budgets):
     assert len(trials) < 24
 
 
+def test_edges_take_turns_where_that_makes_slices_wider():
+    """A place that fits with narrow slices is not the last one tried."""
+    shape = rmat_shape(400_000, 12_000_000, num_features=64, num_classes=10, num_labelled=5_000)
+    asked = Choosing(
+        workload=classic("gcn", 64, 10, hidden=256, layers=4),
+        shape=shape,
+        machine=preset("h200").with_budgets(device_bytes=2**20),
+    )
+    short = asked.trial("sliced", Knobs(parts=64, slices=32)).refused
+    assert short is not None
+    assert short.short is not None
+    budget = short.short[1]
+    asked = replace(asked, machine=preset("h200").with_budgets(device_bytes=budget))
+    found = {t.knobs: t.seconds for t in asked.trials(["sliced"]) if t.plan is not None}
+    narrow = {knobs: s for knobs, s in found.items() if knobs.topology == "device"}
+    wider = {knobs: s for knobs, s in found.items() if knobs.topology == "turns"}
+    assert {knobs.slices for knobs in narrow} == {32}
+    assert all(knobs.slices < 32 for knobs in wider)
+    assert min(wider.values()) < min(narrow.values())
+
+
 @pytest.mark.parametrize(("graph", "machine"), [("reddit", "a100x8-pcie"), ("products", "dgx1")])
 def test_the_caches_of_leo_are_about_the_best_of_a_grid(graph, machine):
     shape = published_shape(graph)

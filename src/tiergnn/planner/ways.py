@@ -35,6 +35,7 @@ class Way:
 
 
 Place = tuple[Way, ...]
+_TURNS = Way("topology", "turns", ("device",))
 
 
 class Short(NamedTuple):
@@ -48,7 +49,7 @@ def ways_of(asked: Choosing, name: str, workload: Workload) -> list[Way]:
     """Those of a strategy on a machine, the cheapest first."""
     graph = tuple(s.index for s in workload.stages if s.kind == "graph")
     ways = [
-        *([Way("topology", "turns", ("device",))] if name in TURNING else []),
+        *([_TURNS] if name in TURNING else []),
         Way("topology", "host", ("device",)),
         Way("recompute", graph, ("host", "disk")),
         Way("gradients", "buckets", ("host",)),
@@ -74,6 +75,8 @@ def _staged(asked: Choosing, name: str, workload: Workload) -> Iterator[Trial]:
     """Trials of a strategy, place by place, as rows are computed and in each dtype of storage.
 
     A farther place is slower: it is tried where none nearer fits, or all of them when ``thorough``.
+    Edges that take turns are brought twice a step, which may pay for a coarser cut: they are tried
+    at those, too.
     Where none fits at all, the finest cut in parts of the farthest tells how much would do. The
     fastest is tried with hot rows as well, as many as the device has room for.
     """
@@ -87,16 +90,25 @@ def _staged(asked: Choosing, name: str, workload: Workload) -> Iterator[Trial]:
     ]
     for dtype in (None, *asked.storage):
         stored = () if dtype is None else (Way("storage", dtype, ("host", "disk")),)
+        turning: frozenset[Way] | None = None  # the place that fits, with edges in turns
+        coarser: int | None = None  # than that the cut is to be
         for place in places:
+            if turning is not None and turning != frozenset(place):
+                continue
             fits = False
-            for trial in search.at((*stored, *place)):
+            for trial in search.at((*stored, *place), coarser):
                 if trial.plan is not None:
                     fits = True
                     fastest = min(filter(None, (fastest, trial)), key=lambda one: one.seconds)
                 tried.add(trial.knobs)
                 yield trial
-            if fits and not asked.thorough:
+            if asked.thorough:
+                continue
+            if turning is not None or (fits and "topology" in {way.knob for way in place}):
                 break
+            if fits:
+                turning = frozenset((*place, _TURNS))
+                coarser = search.coarsest((*stored, *place))
     if fastest is None:
         dtypes = [Way("storage", dtype, ()) for dtype in asked.storage[-1:]]
         finest = search.cuts((*dtypes, *ways))[-1]
@@ -128,9 +140,14 @@ class _Search:
     refused: dict[tuple[Place, int], frozenset[str]] = field(default_factory=dict)
     fits: set[tuple[frozenset[Way], int]] = field(default_factory=set)
 
-    def at(self, place: Place) -> Iterator[Trial]:
-        """The coarsest cuts that fit and finer ones, or else the last refusal."""
-        cuts, last, fitting = self.cuts(place), None, 0
+    def coarsest(self, place: Place) -> int:
+        """The number of the coarsest cut at which a place fits."""
+        return min(cut for there, cut in self.fits if there == frozenset(place))
+
+    def at(self, place: Place, coarser: int | None = None) -> Iterator[Trial]:
+        """The coarsest cuts that fit and finer ones (of those before number ``coarser``), or else
+        the last refusal."""
+        cuts, last, fitting = self.cuts(place)[:coarser], None, 0
         before: Short | None = None
         i = 0
         while i < len(cuts) and fitting < _FITTING:

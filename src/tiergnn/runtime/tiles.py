@@ -19,13 +19,15 @@ _Place = Callable[[str], tuple[slice, slice]]
 
 class Tiles(NamedTuple):
     """Name and columns of each tile, and where it has more rows those (None: all of them). Tiles
-    lie beside each other in ``columns`` of the rows of ``one``, or one after the other (None)."""
+    lie beside each other in ``columns`` of the rows of ``one``, or, where those are None, one after
+    the other in its ``rows`` (None: all of them)."""
 
     one: str
     width: int
     into: bool  # it is what is written
     tiles: tuple[tuple[str, int, slice | None], ...]
     columns: slice | None
+    rows: slice | None = None
 
 
 def tiles_of(
@@ -58,7 +60,8 @@ def _slices(
 
 
 def _blocks(action: Action, buffers: Buffers, place: _Place) -> Tiles | None:
-    """Tiles of a block's rows each in host memory, and a slice [V, C] of all rows on the device."""
+    """Tiles of a block's rows each in host memory, of blocks in a row, and a slice [V, C] of all
+    rows on the device."""
     into = len(action.writes) == 1
     many, (one, *more) = (action.reads, action.writes)[:: 1 if into else -1]
     whole = buffers.holds(one)
@@ -75,10 +78,12 @@ def _blocks(action: Action, buffers: Buffers, place: _Place) -> Tiles | None:
     tiers = {buffers.tier(name) for name in many}
     if not alike or tiers != {"host"} or buffers.tier(one) != "device":
         return None
-    _, columns = place(one)
+    all_rows, columns = place(one)
     width = columns.stop - columns.start
     contents.sort(key=lambda pair: pair[0].part)
-    return Tiles(one, width, into, tuple((name, width, None) for _, name in contents), None)
+    first, last = (place(contents[at][1])[0] for at in (0, -1))
+    rows = within(slice(first.start, last.stop), all_rows)
+    return Tiles(one, width, into, tuple((name, width, None) for _, name in contents), None, rows)
 
 
 def within(some: slice, whole: slice) -> slice:

@@ -78,6 +78,7 @@ class Transfers:
         home, there = self._buffers.get, self._buffers.room
         home, there = (home, there) if into else (there, home)
         rows = _of_width(there(found.one), found.width)
+        rows = rows if found.rows is None else rows[found.rows]
         tiles, moved = [], 0
         for name, width, some in found.tiles:
             tile = _of_width(home(name), width)

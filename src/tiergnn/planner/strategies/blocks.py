@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from tiergnn.planner.strategies.columns import Columns
+from tiergnn.planner.strategies.chunks import Chunk, Chunks
+from tiergnn.planner.strategies.cuts import holding
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.moments import Moments
-from tiergnn.planner.strategies.slices import Slices, holding
+from tiergnn.planner.strategies.slices import Slices
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.contents import Content, What
 from tiergnn.workload import Extent, StageWork
@@ -26,23 +27,21 @@ class Block:
     """A block of rows at work: buffers by the rows that they hold."""
 
     part: int
+    edges: Chunk
     inputs: dict[str, str] = field(default_factory=dict)
     grads: dict[str, str] = field(default_factory=dict)
-    topology: list[str] = field(default_factory=list)
-    brought: list[str] = field(default_factory=list)  # of the topology, for this once
 
 
 class Blocks:
     """Those of one device, whose rows lie in ``slices``."""
 
-    def __init__(self, draft: Draft, slices: Slices, columns: Columns, moments: Moments) -> None:
+    def __init__(self, draft: Draft, slices: Slices, chunks: Chunks, moments: Moments) -> None:
         self._draft, self._writer = draft, draft.writer
-        self._slices, self._columns, self._moments = slices, columns, moments
+        self._slices, self._chunks, self._moments = slices, chunks, moments
 
     def begin(self, stage: StageWork, last: Container[str], part: int) -> Block:
         """Bring a block of rows that the row-local half reads, some for the ``last`` time."""
-        block = Block(part)
-        block.topology, block.brought = self._columns.of_rows(stage, part)
+        block = Block(part, self._chunks.of_rows(stage, part))
         names = rowwise(stage)
         if stage.kind == "graph":
             names.append(f"sum.s{stage.index}")
@@ -70,7 +69,7 @@ class Blocks:
             held = stage.kept_held.at(extent) - kept
             holds = Content(What.SAVED, f"s{stage.index}", part)
             saved = [draft.take(f"saved.s{stage.index}.p{part}", "saved", kept, holds=holds)]
-        held = max(0, held) + self._columns.view_bytes(stage, part)
+        held = max(0, held) + self._chunks.view_bytes(stage, part)
         scratch = draft.take(f"work.s{stage.index}.p{part}", "workspace", held)
         self._writer.add(
             0,
@@ -79,7 +78,8 @@ class Blocks:
             stage=stage.index,
             part=part,
             reads=[
-                *block.inputs.values(), *block.topology, *self._edges(stage), *self.shared(stage)
+                *block.inputs.values(), *block.edges.topology,
+                *self._edges(stage), *self.shared(stage),
             ],
             writes=[*outputs.values(), *saved, scratch],
             work=draft.works(stage.forward, draft.dense(extent.rows), kinds=ROWWISE),

@@ -1,5 +1,7 @@
 """Passing: buffers that rows pass through, two at a time, and work that is begun one turn ahead.
 
+``ahead`` does so within one walk over parts; ``Turns`` from one phase of a step to the next, too.
+
 Of a GPU's own, for rows that are converted there on their way, a schedule counts what one piece of
 rows takes: ``give_passing``, ``piece_bytes``.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeVar
 
 from tiergnn.planner.strategies.draft import Draft
@@ -48,6 +51,42 @@ def ahead(items: Iterable[Item], begin: Callable[[Item], Begun]) -> Iterator[Beg
     yield from waiting
 
 
+class Turns:
+    """Turns of work, each begun before the one before it is run, also where it is of another phase.
+
+    ``settle`` is called whenever a turn was run: what the one begun meanwhile lacked is there then.
+    """
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self._settle = settle
+        self._run: Callable[[], None] | None = None
+        self._afterwards: list[Callable[[], None]] = []
+        self.number = 0  # of the turn that was begun last
+
+    def take(self, begin: Callable[[], Begun], run: Callable[[Begun], None]) -> None:
+        self.number += 1
+        begun = begin()
+        self.finish()
+        self._run = partial(run, begun)
+
+    def then(self, do: Callable[[], None]) -> None:
+        """Do something once the turn at hand was run; now, where none is."""
+        if self._run is None:
+            do()
+        else:
+            self._afterwards.append(do)
+
+    def finish(self) -> None:
+        """Run the turn at hand."""
+        run, self._run = self._run, None
+        if run is not None:
+            run()
+        afterwards, self._afterwards = self._afterwards, []
+        for do in afterwards:
+            do()
+        self._settle()
+
+
 class Passing:
     """Staging buffers of rank 0, two at a time: one is filled while the other is emptied.
 
@@ -75,18 +114,29 @@ class Passing:
 class Leaving:
     """Buffers of the device that a copy empties: each is given back before the next is copied.
 
-    So the room that the next turn asks for does not wait for a copy that has just begun.
+    So the room that the next turn asks for does not wait for a copy that has just begun. A turn
+    that copies several calls ``pass_on`` before each and ``turn`` at its end.
     """
 
     def __init__(self, draft: Draft) -> None:
-        self._draft, self._last = draft, ""
+        self._draft = draft
+        self._left: list[str] = []
+        self._earlier: list[str] = []  # of turns before
 
     def close(self) -> None:
         """Give back what was left; to be called before the next copy is issued."""
-        if self._last:
-            self._draft.writer.release(0, self._last, lane=Lane.D2H)
-        self._last = ""
+        self.turn()
+        self.pass_on()
+
+    def turn(self) -> None:
+        self._earlier += self._left
+        self._left = []
+
+    def pass_on(self) -> None:
+        """Give back what earlier turns left."""
+        if self._earlier:
+            self._draft.writer.release(0, *self._earlier, lane=Lane.D2H)
+        self._earlier = []
 
     def leave(self, buffer: str) -> None:
-        assert not self._last, self._last
-        self._last = buffer
+        self._left.append(buffer)

@@ -10,20 +10,22 @@ Legend: V nodes of the graph, P rows of a block, E edges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 
 from tiergnn.errors import PlanError
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.blocks import ROWWISE, Block, Blocks, rowwise
-from tiergnn.planner.strategies.columns import Columns, like
+from tiergnn.planner.strategies.chunks import Chunks
+from tiergnn.planner.strategies.columns import Columns
+from tiergnn.planner.strategies.cuts import holding, slices_of, units_of
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.fitting import fit, most_slices, shortfall
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.moments import Moments
-from tiergnn.planner.strategies.passing import ahead, give_passing
-from tiergnn.planner.strategies.slices import Slices, holding, slices_of
+from tiergnn.planner.strategies.passing import Turns, give_passing
+from tiergnn.planner.strategies.slices import Slices
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.sizing import Sized
@@ -106,15 +108,7 @@ class _Sliced:
     def __init__(self, draft: Draft, *, device_frac: float, host_frac: float, sizing: bool) -> None:
         self._draft, self._writer = draft, draft.writer
         self._stages = draft.workload.stages
-        units: dict[str, int] = {}
-        for stage in self._stages:
-            if stage.kind != "graph":
-                continue
-            self._check(stage)
-            names = [stage.gathers[0], *(n for n in stage.before if like(draft, stage, n))]
-            for name in names:
-                units[name] = min(units.get(name, draft.width(name)), draft.units(stage))
-        units |= {name: draft.width(name) for name in draft.workload.prepared}
+        units = units_of(draft)
         self._slices = Slices(draft, units, device_frac=device_frac, host_frac=host_frac)
         if draft.workload.prepared and not draft.workload.by_column:
             raise PlanError(
@@ -127,30 +121,12 @@ class _Sliced:
                 hint="topology=turns, or prepare=False",
             )
         self._training = True
+        self._dropped: set[str] = set()  # once the turn at hand was run
         self._moments = Moments(draft)
-        self._columns = Columns(draft, self._slices, sizing=sizing)
-        self._blocks = Blocks(draft, self._slices, self._columns, self._moments)
-
-    def _check(self, stage: StageWork) -> None:
-        if not stage.columnwise:
-            raise PlanError(
-                f"sliced: stage {stage.index} ({stage.op}) does not work on every column by itself",
-                hint="the strategy grinnder",
-            )
-        edges = [n for n in (*stage.gathers, *stage.reads) if self._draft.of_edges(n)]
-        if self._draft.knobs.topology == "turns" and not (stage.divisible and not edges):
-            raise PlanError(
-                f"sliced: stage {stage.index} ({stage.op}) takes edges both ways at once, or what "
-                "they carry, and topology=turns has them one way at a time",
-                hint="topology=host",
-            )
-        made = [n for n in stage.reads if self._draft.of_edges(n) and n not in self._inputs]
-        if made:
-            raise PlanError(
-                f"sliced: stage {stage.index} reads rows of edges that another stage makes: "
-                f"{made[0]}",
-                hint="the strategy grinnder",
-            )
+        self._turns = Turns(self._slices.settle)
+        self._chunks = Chunks(draft, self._turns, sizing=sizing)
+        self._columns = Columns(draft, self._slices, self._chunks, self._turns)
+        self._blocks = Blocks(draft, self._slices, self._chunks, self._moments)
 
     @property
     def _inputs(self) -> tuple[str, ...]:
@@ -166,7 +142,7 @@ class _Sliced:
         for stage in reversed(self._stages):
             if stage is draft.ending or self._columns.graded.intersection(stage.writes):
                 self._backward(stage)
-            self._moments.free(stage)
+            self._turns.then(partial(self._moments.free, stage))
         self._close()
         draft.step()
 
@@ -176,6 +152,7 @@ class _Sliced:
         self._open()
         for stage in self._stages:
             self._forward(stage)
+        self._turns.finish()
         for stage in self._stages:
             self._moments.free(stage)
         self._close()
@@ -189,7 +166,7 @@ class _Sliced:
                 self._writer.given(name, 0, "device", "features", num_bytes, holds=holding(name))
             else:
                 self._slices.open(name, "features", given=True)
-        self._columns.give_topology()
+        self._chunks.give()
         give_passing(draft)
         if draft.workload.prepared and self._training:
             self._prepare()
@@ -204,15 +181,16 @@ class _Sliced:
             )
             most = max(most, columns / max(1, min(PREPARED_COLUMNS, width)))
         held = round(most * draft.workload.preparing.at(draft.whole))
-        held += _PREPARING_BYTES * draft.whole.rows + self._columns.turn_bytes
+        held += _PREPARING_BYTES * draft.whole.rows + self._chunks.turn_bytes
         work = draft.take("work.prepare", "workspace", held)
         self._writer.release(0, work)
 
     def _close(self) -> None:
+        self._turns.finish()
         for rows in self._draft.workload.rows:
             if self._slices.has(rows.name):
                 self._slices.drop(rows.name)
-        self._columns.close()
+        self._chunks.close()
         self._slices.close()
 
     # Forward
@@ -222,20 +200,34 @@ class _Sliced:
             self._statistic(stage)
         if not stage.writes or (self._training and stage is self._draft.ending):
             return  # moments for later stages; rows that backward makes
-        last = self._read_last(stage)
+        draft, last = self._draft, self._read_last(stage)
         if stage.kind == "graph":
             self._columns.aggregate(stage, Op.AGGREGATE, last - {*rowwise(stage)})
-        for name in stage.writes:
-            if self._draft.users(name):
-                self._slices.open(name, "activations")
-        if stage.kind == "graph" and (
-            stage.index in self._draft.knobs.recompute or not self._training
-        ):
+        made = [name for name in stage.writes if draft.users(name)]
+        for name in made:
+            self._slices.open(name, "activations")
+        if self._training and draft.workload.output in stage.writes:
+            self._columns.open_grad(draft.workload.output)
+            made.append(f"{draft.workload.output}.grad")
+        if stage.kind == "graph" and (stage.index in draft.knobs.recompute or not self._training):
             last.add(f"sum.s{stage.index}")
-        for block in ahead(self._draft.parts, partial(self._blocks.begin, stage, last)):
-            self._update(stage, block)
-        for name in sorted(last):
-            self._slices.drop(name)
+        for part in draft.parts:
+            begin = partial(self._blocks.begin, stage, last, part)
+            self._turns.take(begin, partial(self._update, stage))
+        self._expect(made)
+        self._drop(last)
+
+    def _expect(self, names: Iterable[str]) -> None:
+        """The last block of rows that were made is still to be run."""
+        for name in names:
+            self._slices.expect(name, part=self._draft.parts[-1])
+
+    def _drop(self, names: Iterable[str]) -> None:
+        """Let go of tensors once the turn at hand was run."""
+        names = sorted(names)
+        self._dropped.update(names)
+        for name in names:
+            self._turns.then(partial(self._slices.drop, name))
 
     def _read_last(self, stage: StageWork) -> set[str]:
         """What no forward reads after a stage, and no backward."""
@@ -268,14 +260,13 @@ class _Sliced:
         for name, buffer in outputs.items():
             for statistic in draft.statistics(name):
                 self._moments.take(statistic, part, buffer)
-        if block.inputs or block.brought:
-            self._writer.release(0, *block.inputs.values(), *block.brought)
+        if block.inputs or block.edges.brought:
+            self._writer.release(0, *block.inputs.values(), *block.edges.brought)
         out = draft.workload.output
         if out in outputs and not self._training:
             self._slices.answer(part, outputs[out], kept=bool(draft.users(out)))
         elif out in outputs:
             grad = draft.loss(0, part, outputs[out])
-            self._columns.open_grad(out)
             self._slices.store_rows(f"{out}.grad", part, grad)
         for name, buffer in outputs.items():
             if draft.users(name):
@@ -286,12 +277,14 @@ class _Sliced:
     def _statistic(self, stage: StageWork) -> None:
         """The moments of all rows, of blocks that were taken as they passed, or are taken now."""
         if not self._moments.taken(stage):
+            self._turns.finish()
+        if not self._moments.taken(stage):
             for part in self._draft.parts:
                 buffer = self._slices.bring_rows(stage.moments_of, part)
                 self._slices.fill_rows(stage.moments_of, part, buffer)
                 self._moments.take(stage, part, buffer)
                 self._writer.release(0, buffer)
-        self._moments.commit(stage)
+        self._turns.then(partial(self._moments.commit, stage))
 
     # Backward
 
@@ -301,37 +294,42 @@ class _Sliced:
         if graph and stage is draft.ending:
             last = self._read_last(stage) - {*rowwise(stage)}
             self._columns.aggregate(stage, Op.AGGREGATE, last)
-            for name in sorted(last):
-                slices.drop(name)
+            self._drop(last)
         elif graph and stage.index in draft.knobs.recompute:
             self._columns.aggregate(stage, Op.RECOMPUTE)
-        self._moments.clear_grads(stage)
+        self._turns.then(partial(self._moments.clear_grads, stage))
         added = {n for n in rowwise(stage) if n in self._columns.graded}
         wanted = [n for n in dict.fromkeys(rowwise(stage)) if draft.has_grad(n)]
+        made = [f"{name}.grad" for name in wanted]
         for name in wanted:
             self._columns.open_grad(name)
         through = graph and any(draft.has_grad(n) for n in (*stage.gathers, *stage.reads))
         if through:
             slices.open(f"{total}.grad", "gradients", of=stage.gathers[0])
-        last = {n for n in self._read_first(stage) if not (graph and n in stage.gathers)}
+            made.append(f"{total}.grad")
+        first = self._read_first(stage)
+        last = {n for n in first if not (graph and n in stage.gathers)}
         last |= {total, *(f"{n}.grad" for n in stage.writes if n not in added)}
-        for block in ahead(draft.parts, partial(self._begin_backward, stage, added, last)):
-            self._run_backward(stage, block, wanted, through)
-        if graph:
-            slices.drop(total)
-        for name in stage.writes:
-            if name in self._columns.graded:
-                slices.drop(f"{name}.grad")
+        for part in draft.parts:
+            self._turns.take(
+                partial(self._begin_backward, stage, added, last, part),
+                partial(self._run_backward, stage, wanted=wanted, through=through),
+            )
+        self._expect(made)
+        grads = [f"{name}.grad" for name in stage.writes if name in self._columns.graded]
+        self._drop([*([total] if graph else []), *grads])
         if through:
             self._columns.scatter(stage)
-        for name in self._read_first(stage):
-            slices.drop(name)
+        self._drop(first)
 
     def _read_first(self, stage: StageWork) -> list[str]:
         """What no backward reads after that of a stage."""
         names = dict.fromkeys((*stage.gathers, *stage.reads))
-        there = [n for n in names if n not in self._inputs and self._slices.has(n)]
+        there = [n for n in names if n not in self._inputs and self._has(n)]
         return [n for n in there if self._draft.users(n)[0] is stage]
+
+    def _has(self, name: str) -> bool:
+        return self._slices.has(name) and name not in self._dropped
 
     def _begin_backward(
         self, stage: StageWork, added: set[str], last: Container[str], part: int
@@ -344,7 +342,7 @@ class _Sliced:
         return block
 
     def _run_backward(
-        self, stage: StageWork, block: Block, wanted: list[str], through: bool
+        self, stage: StageWork, block: Block, *, wanted: list[str], through: bool
     ) -> None:
         """The row-local half: from the gradients of what it wrote to those of sums and own rows."""
         draft, part = self._draft, block.part
@@ -391,7 +389,7 @@ class _Sliced:
             ),
         )  # fmt: skip
         done = [b for n, b in block.grads.items() if f"{n}.grad" not in made]
-        done += block.brought
+        done += block.edges.brought
         self._writer.release(0, scratch, *outputs.values(), *saved, *block.inputs.values(), *done)
         for name, buffer in made.items():
             self._slices.store_rows(name, part, buffer)

@@ -7,55 +7,22 @@ slice by slice or block by block, so that what is made of a tensor takes its pla
 The first slices of a tensor stay on the device as far as ``device_frac`` of them goes, the next in
 host memory, the rest on the disk.
 
+What is read may be asked for before the last slice of it, or block of rows, is written: then all
+else is brought at once, and that when it is there (``expect``, ``settle``).
+
 Legend: V nodes of the graph, P rows of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
+from tiergnn.planner.strategies.cuts import Cut, holding
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.passing import Leaving, Passing
 from tiergnn.schedule.actions import Lane, Op, Work
-from tiergnn.schedule.contents import Content, What
-from tiergnn.schedule.schedule import Schedule
-
-
-@dataclass(slots=True)
-class _Cut:
-    """A tensor in slices: columns of each, the tier in which it lies, and the buffers that are
-    there, by the number of a slice and a block (-1: all rows)."""
-
-    of: str  # the tensor whose widths it has
-    kind: str
-    columns: tuple[int, ...]
-    tiers: tuple[str, ...]
-    given: bool
-    homes: dict[tuple[int, int], str] = field(default_factory=dict)
-
-    def at(self, index: int) -> tuple[int, int] | None:
-        """The columns of a slice; None: all of them."""
-        first = sum(self.columns[:index])
-        return None if len(self.columns) == 1 else (first, first + self.columns[index])
-
-    def within(self, tier: str) -> list[int]:
-        """The slices in a tier, which are neighbours."""
-        return [i for i, t in enumerate(self.tiers) if t == tier]
-
-    def of_tier(self, tier: str) -> tuple[int, int] | None:
-        """The columns of all slices in a tier."""
-        found = self.within(tier)
-        if len(found) == len(self.tiers):
-            return None
-        before = sum(self.columns[: found[0]])
-        return before, before + sum(self.columns[i] for i in found)
-
-
-def holding(name: str, part: int = -1, columns: tuple[int, int] | None = None) -> Content:
-    """``h1`` or ``h1.grad``: of a block of rows, or of all."""
-    of, dot, _ = name.rpartition(".grad")
-    return Content(What.GRAD if dot else What.ROWS, of or name, part, columns=columns)
+from tiergnn.schedule.contents import Content
 
 
 class Slices:
@@ -66,8 +33,10 @@ class Slices:
     ) -> None:
         self._draft, self._writer = draft, draft.writer
         self._units, self._device_frac, self._host_frac = units, device_frac, host_frac
-        self._cuts: dict[str, _Cut] = {}
+        self._cuts: dict[str, Cut] = {}
         self._leaving = Leaving(draft)
+        self._missing: list[Callable[[], None]] = []
+        self._read: list[tuple[str, list[tuple[int, int]], Lane]] = []
         self._passing = {lane: Passing(draft, lane=lane) for lane in (Lane.H2D, Lane.DISK_WRITE)}
 
     def has(self, name: str) -> bool:
@@ -100,7 +69,7 @@ class Slices:
             in_host = len(columns) - on_device
         tiers = ["device"] * on_device + ["host"] * in_host
         tiers += ["disk"] * (len(columns) - len(tiers))
-        cut = self._cuts[name] = _Cut(of, kind, columns, tuple(tiers), given)
+        cut = self._cuts[name] = Cut(of, kind, columns, tuple(tiers), given)
         if given:
             for index, tier in enumerate(tiers):
                 home, num_bytes, holds = self._home(name, index, -1)
@@ -120,7 +89,7 @@ class Slices:
         where = "" if tier == "device" else f"@{tier}"
         return f"{name}.c{index}{block}{where}", num_bytes, holding(name, part, cut.at(index))
 
-    def _tiles(self, cut: _Cut, index: int) -> Sequence[int]:
+    def _tiles(self, cut: Cut, index: int) -> Sequence[int]:
         """The blocks of rows in which a slice lies, or all rows at once."""
         return self._draft.parts if cut.tiers[index] == "host" and not cut.given else (-1,)
 
@@ -158,6 +127,22 @@ class Slices:
             self._give_back(name, left, lane)
         del self._cuts[name]
 
+    def expect(self, name: str, *, index: int = -1, part: int = -1) -> None:
+        """A slice, or a block of rows, is still to be written, all else is there: what is brought
+        before that is brought in two pieces, the second in ``settle``."""
+        self._cuts[name].awaited = index, part
+
+    def settle(self) -> None:
+        """A turn was run. Bring what the one begun meanwhile lacks, and give back what that one
+        reads for the last time: what the turn wrote did not wait for those reads."""
+        missing, self._missing = self._missing, []
+        for bring in missing:
+            bring()
+        read, self._read = self._read, []
+        for name, places, lane in read:
+            self._give_back(name, places, lane)
+        self._leaving.turn()
+
     def close(self) -> None:
         self._leaving.close()
         for passing in self._passing.values():
@@ -170,18 +155,16 @@ class Slices:
         it lies after that."""
         cut, draft = self._cuts[name], self._draft
         tier, places = cut.tiers[index], [(index, p) for p in self._tiles(cut, index)]
-        homes = self._there(name, places)
         if tier == "device":
-            return homes[0]
+            return self._made(name, "device", places)[0]
         num_bytes = self._device_bytes(name, index)
         holds = holding(name, columns=cut.at(index))
         buffer = draft.take(
             f"{name}.c{index}", "activations", num_bytes, lane=Lane.H2D, holds=holds
         )
-        stored = sum(draft.sizes[home] for home in homes)
-        self._in(homes, buffer, stored, holds, slice=index)
+        self._in(name, places, buffer, holds, slice=index)
         if last:
-            self._give_back(name, places, _READERS[tier])
+            self._read.append((name, places, _READERS[tier]))
         return buffer
 
     def room(self, name: str, index: int) -> str:
@@ -207,11 +190,13 @@ class Slices:
         where it stays there, if it was read for the ``last`` time."""
         cut = self._cuts[name]
         tier = cut.tiers[index]
+        if written and cut.awaited == (index, -1):
+            cut.awaited = None
         if tier == "device":
             if last:
                 self._give_back(name, [(index, -1)], Lane.COMPUTE)
         elif written:
-            self._leaving.close()
+            self._leaving.pass_on()
             homes = self._made(name, tier, [(index, p) for p in self._tiles(cut, index)])
             num_bytes = sum(self._draft.sizes[home] for home in homes)
             self._out(buffer, homes, num_bytes, holding(name, -1, cut.at(index)), slice=index)
@@ -233,14 +218,12 @@ class Slices:
         )  # fmt: skip
         for tier in ("host", "disk"):
             if places := self._places(cut, tier, part):
-                holds = holding(name, part, cut.of_tier(tier))
-                homes = self._there(name, places)
-                self._in(homes, buffer, self._block_bytes(name, part, tier), holds, part=part)
+                self._in(name, places, buffer, holding(name, part, cut.of_tier(tier)), part=part)
                 if last and places[0][1] == part:
-                    self._give_back(name, places, _READERS[tier])
+                    self._read.append((name, places, _READERS[tier]))
         return buffer
 
-    def _places(self, cut: _Cut, tier: str, part: int) -> list[tuple[int, int]]:
+    def _places(self, cut: Cut, tier: str, part: int) -> list[tuple[int, int]]:
         """What holds a block's rows in a tier."""
         found = cut.within(tier)
         return [(i, part if part in self._tiles(cut, i) else -1) for i in found]
@@ -252,7 +235,9 @@ class Slices:
     def store_rows(self, name: str, part: int, buffer: str) -> None:
         """A block's rows go home, and their buffer is given back."""
         cut = self._cuts[name]
-        self._leaving.close()
+        if cut.awaited == (-1, part):
+            cut.awaited = None
+        self._leaving.pass_on()
         self._on_device(name, part, buffer, into=False)
         for tier in ("host", "disk"):
             if places := self._places(cut, tier, part):
@@ -265,7 +250,7 @@ class Slices:
         """Those of a block's rows of the model's output that are asked for stay in host memory;
         ``kept``: their buffer is needed for more."""
         answer, num_bytes = self._draft.answer(part)
-        self._leaving.close()
+        self._leaving.pass_on()
         self._writer.reserve(0, answer, lane=Lane.D2H)
         self._copy(Lane.D2H, "d2h", [buffer], [answer], num_bytes, part, -1)
         if not kept:
@@ -288,10 +273,13 @@ class Slices:
 
     def _block_bytes(self, name: str, part: int, tier: str) -> int:
         """Bytes of a block's rows in the slices of one tier."""
+        return self._row_bytes(name, part, self._cuts[name].within(tier))
+
+    def _row_bytes(self, name: str, part: int, slices: list[int]) -> int:
+        """The same of some slices, which are in one tier."""
         cut, draft = self._cuts[name], self._draft
-        columns = sum(c for c, t in zip(cut.columns, cut.tiers, strict=True) if t == tier)
-        size = draft.row_bytes(cut.of)
-        if tier != "device":
+        columns, size = sum(cut.columns[i] for i in slices), draft.row_bytes(cut.of)
+        if slices and cut.tiers[slices[0]] != "device":
             size = draft.stored_bytes(cut.of, made=name != cut.of)
         return round(draft.count(cut.of, part) * columns * size / draft.width(cut.of))
 
@@ -299,15 +287,41 @@ class Slices:
 
     def _in(
         self,
-        homes: list[str],
+        name: str,
+        places: list[tuple[int, int]],
         buffer: str,
-        num_bytes: int,
         holds: Content,
         *,
         part: int = -1,
         slice: int = -1,
     ) -> None:
-        if homes[0].partition("~")[0].endswith("@disk"):
+        """What lies in places to a buffer of the device, now or once it is written."""
+        cut = self._cuts[name]
+        later = cut.lacks(places)
+        on_disk = cut.tiers[places[0][0]] == "disk"  # which is read in one piece
+        now = [] if later and on_disk else [place for place in places if place not in later]
+        bring = partial(self._bring, name, buffer=buffer, holds=holds, part=part, slice=slice)
+        if now:
+            bring(now)
+        if later:
+            self._missing.append(partial(bring, places if on_disk else later))
+
+    def _bring(
+        self,
+        name: str,
+        places: list[tuple[int, int]],
+        *,
+        buffer: str,
+        holds: Content,
+        part: int,
+        slice: int,
+    ) -> None:
+        cut, homes = self._cuts[name], self._there(name, places)
+        if slice < 0:
+            num_bytes = self._row_bytes(name, part, [i for i, _ in places])
+        else:
+            num_bytes = sum(self._draft.sizes[home] for home in homes)
+        if cut.tiers[places[0][0]] == "disk":
             staging = self._passing[Lane.H2D].take(
                 f"{buffer}@host", num_bytes, lane=Lane.DISK_READ, holds=holds
             )
@@ -358,26 +372,6 @@ class Slices:
                 Work(kind="move", amount=num_bytes, place=self._draft.link(link), launches=tiles)
             ],
         )
-
-
-def slices_of(schedule: Schedule, limit: int) -> tuple[int, int]:
-    """How many of ``limit`` slices on the device, and of the others in host memory, give inputs the
-    places that they have in a schedule."""
-    tiers: dict[str, list[str]] = {}
-    for buffer in schedule.buffers:
-        of = "" if buffer.holds is None else buffer.holds.of
-        if buffer.given and of and buffer.name.startswith(f"{of}.c"):
-            tiers.setdefault(of, []).append(buffer.tier)
-
-    def least(places: Iterable[tuple[int, int]]) -> int:
-        """With which each (many, all) has as many as that."""
-        found = list(places)
-        numbers = range(limit + 1)
-        return next((n for n in numbers if all(int(n / limit * b) == a for a, b in found)), limit)
-
-    device = [(found.count("device"), len(found)) for found in tiers.values()]
-    host = [(found.count("host"), len(found) - found.count("device")) for found in tiers.values()]
-    return least(device), least(host)
 
 
 _LANES = {"device": Lane.COMPUTE, "host": Lane.D2H, "disk": Lane.DISK_WRITE}  # that write
