@@ -74,8 +74,9 @@ _ACTIONS_EVERY = 16  # the loop notes when actions run in steps of such a number
 
 @dataclass(kw_only=True)
 class Cell:
-    """``spans`` are the median seconds of each action by its index and label, ``graph`` its shape;
-    ``bytes`` and ``seconds`` are what the table says, empty until they are measured."""
+    """``spans`` are the median seconds of each action by its index and label (to STEP counts what
+    the host does before the first one), ``graph`` is its shape; ``bytes`` and ``seconds`` are what
+    the table says, empty until they are measured."""
 
     model: str
     layers: int
@@ -285,8 +286,10 @@ def time_steps(
     noted = _quiet(measured_step, least_s)
     for step in noted:
         assert step.timeline is not None
+        first_s = min(span.start_s for span in step.timeline.spans)
         for span in step.timeline.spans:
-            spans.setdefault(span.index, []).append(span.end_s - span.start_s)
+            seconds = span.end_s - span.start_s + (first_s if span.label == "STEP" else 0.0)
+            spans.setdefault(span.index, []).append(seconds)
     label_of = {action.index: action.label for action in schedule.actions}
     cell.spans = [(i, label_of[i], statistics.median(each)) for i, each in sorted(spans.items())]
     steps = replayed or noted

@@ -258,13 +258,14 @@ def _rates(
     launch = measure_launch(clock, effort)
     stream_Bps, elementwise = measure_stream(clock, effort), measure_elementwise(clock, effort)
     cached_Bps = max(rate for _, rate in elementwise.points)
+    call_s = launch.graph_s if launch.replayed_s is None else launch.replayed_s
     rows = measure_gathers(
         clock,
         effort,
         near_bytes=near_bytes,
         cache_bytes=cache_bytes,
         other_s=lambda num_bytes: (
-            launch.graph_s + in_order_s(num_bytes, cache_bytes, cached_Bps, stream_Bps)
+            call_s + in_order_s(num_bytes, cache_bytes, cached_Bps, stream_Bps)
         ),
         pass_bytes=pass_bytes,
     )

@@ -58,7 +58,7 @@ def measure_attention(clock: Clock, effort: Effort, cache_bytes: int) -> Attenti
                 out = gat_attention(block, rows, scores, scores, p=p, key=key)
             torch.autograd.grad(out, rows, torch.ones_like(out))
 
-        return call
+        return clock.of_device(call, _TURNS)
 
     ways = ((DEGREE, None), (DEGREE, 0.0), (DEGREE, 0.5), (FEW, None), (FEW, 0.0))
     cases = [(*sizes, *way) for sizes in _HEADS for way in ways]
@@ -110,7 +110,7 @@ def _reads_factor(clock: Clock, effort: Effort, cache_bytes: int) -> float:
                 else:
                     aggregate(block, table.flatten(1))
 
-        return call
+        return clock.of_device(call)
 
     cases = [(num_src, attends) for num_src in (num_rows, far_rows) for attends in (False, True)]
     taken = clock.times({key: partial(case, *key) for key in cases}, "reads")

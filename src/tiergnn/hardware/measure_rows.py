@@ -131,7 +131,7 @@ class _Gatherer:
             with torch.no_grad():
                 aggregate(block, x_SD)
 
-        return call
+        return self._clock.of_device(call)
 
     def _case(self, row_bytes: int, span: int, degree: int) -> tuple[Block, Tensor]:
         edges = self._edges(row_bytes)

@@ -63,7 +63,8 @@ class Fit:
 def fit(costs: Costs, samples: Iterable[tuple[Schedule, Timeline]]) -> Fit:
     """Learn from steps that were run: each span is its action's seconds, alone on its lane.
 
-    The moments of a statistic are work of its stage's FORWARD, and their seconds count to it.
+    The moments of a statistic are work of its stage's FORWARD, and their seconds count to it; what
+    comes before the first action is the host's, and counts to its STEP.
     Raises PlanError where a timeline is not of its schedule, or nothing in it takes time.
     """
     shares: list[list[float]] = []
@@ -173,5 +174,7 @@ def _pairs(schedule: Schedule, timeline: Timeline) -> list[tuple[Action, float]]
             continue
         if action.op in (Op.FORWARD, Op.RECOMPUTE):
             seconds += before.pop(place, 0.0)
+        if action.op == Op.STEP:
+            seconds += min(each.start_s for each in timeline.spans)
         pairs.append((action, seconds))
     return pairs

@@ -175,6 +175,7 @@ class Resident:
         ``measure`` notes when each action ran, for ``timeline``.
         """
         with out_of_memory(self.device, "training"):
+            self._step.begin(measured=measure)
             self.model.train(True)
             if self.device.type == "cuda":  # whose sort takes room: before there are activations
                 self.programs[True].sort_out_edges(self.block)
@@ -187,8 +188,6 @@ class Resident:
                 loss = self._capture.run(run, key, loss_of_out, MEASURED if measure else STEP)
             if loss is None:
                 loss = run(key)
-            if measure:
-                self._step.measure_update()
             return float(loss)
 
     def update(self, move: Callable[[], Any]) -> None:

@@ -86,8 +86,9 @@ class Walk:
         self._result: Tensor | None = None
         self._marks: list[tuple[Action, Any]] | None = None  # of the step at work, if measured
         self._measured: list[tuple[Action, Any]] = []
+        self._host_began: Any = None
         self._end: Any = None
-        self._step_marks: list[Any] = []
+        self._moved: Any = None  # when the parameters were
 
     def _read_outside(self) -> set[str]:
         """Rows and moments written in a run and read by others: they are cut from their history."""
@@ -139,34 +140,35 @@ class Walk:
             self._begun_backwards.clear()
             self._of_out = self._result = self._marks = None
             if marks:
-                self._measured, self._end = marks, self._clock()
+                self._measured, self._end, self._moved = marks, self._clock(), None
 
-    def measure_update(self) -> None:
-        """The step that was run, or replayed, last is measured: note when its STEP runs."""
-        self._step_marks = []
+    def begin(self, *, measured: bool) -> None:
+        """A step begins, on the host, that is run or replayed; of one that is ``measured``, note
+        when, and when its STEP ends."""
+        if measured:
+            self._host_began, self._moved = self._clock(), None
 
     def update(self, move: Callable[[], Any]) -> None:
         """The schedule's STEP: ``move()`` has the optimizer move the parameters."""
-        measure = bool(self._measured) and not self._step_marks
-        before = self._clock() if measure else None
         move()
-        if measure:
-            self._step_marks = [before, self._clock()]
+        if self._measured and self._moved is None:
+            self._moved = self._clock()
 
     def timeline(self, peak_bytes: int) -> Timeline | None:
         """When each action ran in the step that was measured last; None before any.
 
-        On CUDA this waits for the device.
+        What the host does before the first one is the time before that; between the last one and
+        the parameters' move, it is STEP's. On CUDA this waits for the device.
         """
         if not self._measured:
             return None
-        first = self._measured[0][1]
+        first = self._measured[0][1] if self._host_began is None else self._host_began
         times = [_seconds(first, mark) for mark in (*(m for _, m in self._measured), self._end)]
         spans = [
             _span(action, times[i], times[i + 1]) for i, (action, _) in enumerate(self._measured)
         ]
-        if self._step is not None and self._step_marks:
-            spans.append(_span(self._step, *(_seconds(first, m) for m in self._step_marks)))
+        if self._step is not None and self._moved is not None:
+            spans.append(_span(self._step, times[-1], _seconds(first, self._moved)))
         return Timeline(
             source="measured", spans=tuple(spans), peak_bytes=((0, "device", peak_bytes),)
         )
