@@ -130,12 +130,15 @@ def _best(device: torch.device, what: tuple[int, Callable[[], Any]]) -> float:
 def machine_of(name: str, rates: dict[str, Any]) -> Machine:
     """Eight of this device, each with its link to the host; peers are behind the same link."""
     machine = as_measured(resolve(name), rates)
-    points = sorted((float(width), rate) for width, rate in rates["in_place"].items())
-    in_place = Link(Bps=Curve(tuple(points)))
+    of_rows = {
+        way: Curve(tuple(sorted((float(width), rate) for width, rate in rates[way].items())))
+        for way in ("in_place", "pulled")
+    }
+    in_place = Link(Bps=of_rows["in_place"], pulled_Bps=of_rows["pulled"], wire="h2d")
     links = machine.links | {
         "zero_copy": in_place,
         "peer": in_place,
-        "peer_copy": Link(Bps=Curve.flat(rates["h2d"])),
+        "peer_copy": Link(Bps=Curve.flat(rates["h2d"]), wire="h2d"),
     }
     return replace(machine, num_devices=RANKS, links=links)
 

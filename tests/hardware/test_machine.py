@@ -47,6 +47,8 @@ links = st.builds(
     latency_s=st.floats(0, 1),
     devices=st.integers(1, 8),
     duplex_frac=st.floats(0.1, 1),
+    wire=st.sampled_from(["", "h2d"]),
+    pulled_Bps=st.none() | curves,
 )
 devices = st.builds(
     Device,

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.planner.works import GB, action, gather, works
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, PlanError
-from tiergnn.hardware.machine import Curve, Machine
+from tiergnn.hardware.machine import Curve, Link, Machine
 from tiergnn.hardware.presets import PRESETS, preset
 from tiergnn.planner.cost import CLASSES, Costs
-from tiergnn.schedule.actions import Lane, Work
+from tiergnn.schedule.actions import Lane, Op, Work
 
 
 @given(st.sampled_from(sorted(PRESETS)), works, st.floats(1, 100))
@@ -256,6 +256,19 @@ def test_what_goes_over_which_link(work, lane, link):
 def test_the_host_of_a_cpu_machine_is_its_device():
     costs = Costs.of(preset("cpu2"))
     assert costs.parts(action(gather(place="host"))) == costs.parts(action(gather()))
+
+
+def test_rows_that_are_copied_as_they_lie_have_a_rate_of_their_own():
+    """Sums read theirs at random."""
+    found = preset("h200")
+    slow, fast = Curve.flat(1e9), Curve.flat(4e9)
+    move = Work(kind="move", amount=10**9, grain=256, place="peer")
+    for pulled, copied_s in ((None, 1.0), (fast, 0.25)):
+        links = found.links | {"peer": Link(Bps=slow, pulled_Bps=pulled)}
+        costs = Costs.of(replace(found, links=links))
+        for op, seconds in ((Op.COPY, copied_s), (Op.AGGREGATE, 1.0)):
+            step = replace(action(move, lane=Lane.PEER), op=op)
+            assert costs.seconds(step) == pytest.approx(seconds)
 
 
 def test_a_piece_that_is_not_said_is_the_whole():

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.schedule.legal import machine, move, random_legal, stream
-from tiergnn.errors import PlanError
+from tiergnn.errors import ConfigError, PlanError
 from tiergnn.hardware.machine import Curve, Link, Machine, Queueing
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.critical import critical_path
@@ -148,6 +148,18 @@ def test_a_latecomer_slows_what_is_under_way():
     w.add(1, H2D, Op.COPY, after=[wait], work=[move("h2d", 2)])
     # Alone until 4, at half rate until 8, when 2 bytes have come; 4 remain.
     assert at(clocked(w.finish(), on)) == {0: (0, 12), 1: (0, 4), 2: (4, 8)}
+
+
+def test_peers_behind_the_link_to_the_host_take_its_wire():
+    def both(**fields) -> float:
+        w = Writer("test")
+        w.add(0, H2D, Op.COPY, work=[move("h2d", 4)])
+        w.add(0, Lane.PEER, Op.COPY, work=[move("peer", 4)])
+        return clocked(w.finish(), machine(links={"h2d": link(), "peer": link(**fields)})).seconds
+
+    assert (both(), both(wire="h2d")) == (4, 8)
+    with pytest.raises(ConfigError, match="unknown link 'host'"):
+        link(wire="host")
 
 
 def test_groups_of_two_hosts_share_nothing():

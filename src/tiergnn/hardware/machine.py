@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tiergnn import frozen
-from tiergnn.errors import ConfigError, PlanError
+from tiergnn.errors import ConfigError, PlanError, unknown
 from tiergnn.units import format_bytes
 
 FORMAT = "tiergnn-machine"
@@ -207,14 +207,21 @@ class Link:
 
     With ``devices`` above 1, as many devices share its rate (a PCIe switch, the host's memory).
     ``duplex_frac`` of the rate is left to each direction while the opposite link is busy too.
+    ``wire`` names the link whose wire it takes, where that is not its own: peers that are reached
+    over the link to the host. ``pulled_Bps`` is that of rows that are copied as they lie, where it
+    is another than that of rows that sums read at random.
     """
 
     Bps: Curve
     latency_s: float = 0.0
     devices: int = 1
     duplex_frac: float = 1.0
+    wire: str = ""
+    pulled_Bps: Curve | None = None
 
     def __post_init__(self) -> None:
+        if self.wire and self.wire not in LINKS:
+            raise unknown("link", self.wire, LINKS)
         _check_positive("a link", zero=True, latency_s=self.latency_s)
         _check_positive("a link", devices=self.devices, duplex_frac=self.duplex_frac)
         if self.duplex_frac > 1:

@@ -127,7 +127,7 @@ class Costs:
         attends = any(work.kind == "attend" for work in action.work)
         waits = self.machine.device.attend_reads if attends else 1.0
         for work in action.work:
-            yield from _shares(self.machine, work, action.lane, streamed, launches, waits)
+            yield from _shares(self.machine, work, action, streamed, launches, waits)
 
     def save(self, path: str | Path) -> None:
         """Raises StoreError when the file cannot be written."""
@@ -177,13 +177,13 @@ def _streamed(works: Sequence[Work]) -> float:
 def _shares(
     machine: Machine,
     work: Work,
-    lane: Lane,
+    action: Action,
     streamed: float,
     launches: _Launches,
     waits: float,
 ) -> Iterator[Share]:
     """``waits``: how often as long as usual rows are waited for that lie in no core's own cache."""
-    device = machine.device
+    device, lane = machine.device, action.lane
     link = _link_of(work, lane, device)
     if link is not None:
         way = machine.link(link)
@@ -193,7 +193,8 @@ def _shares(
             yield Share("launch", work.launches * launches.graph_s)
         if work.amount:
             piece = work.grain if work.grain > 1 else work.amount
-            yield Share(link, work.amount / way.Bps.at(piece), work.amount)
+            rates = way.pulled_Bps if action.op is Op.COPY and way.pulled_Bps else way.Bps
+            yield Share(link, work.amount / rates.at(piece), work.amount)
         return
     if work.kind == "gather":
         yield Share("launch", work.launches * launches.graph_s)

@@ -159,7 +159,7 @@ class _Clock:
         """The next transfer of an action, or its end."""
         if self.uses[i]:
             use = self.uses[i].pop()
-            wire = self.wires[WIRE.get(use.link, use.link), self.schedule.actions[i].rank]
+            wire = self.wires[self._wire_of(use.link), self.schedule.actions[i].rank]
             self._join(wire, i, use, now)
             return
         group = self.group.get(i)
@@ -191,11 +191,14 @@ class _Clock:
 
     # Wires
 
+    def _wire_of(self, link: str) -> str:
+        return self.machine.links[link].wire or WIRE.get(link, link)
+
     def _wires(self) -> dict[tuple[str, int], _Wire]:
         """(wire, rank) -> what its transfers share with those of the other ranks of its group."""
         links: dict[str, list[Link]] = defaultdict(list)
         for name, link in self.machine.links.items():
-            links[WIRE.get(name, name)].append(link)
+            links[self._wire_of(name)].append(link)
         shared: dict[tuple[str, int, int], _Wire] = {}
         found: dict[tuple[str, int], _Wire] = {}
         for rank in range(self.schedule.num_ranks):
