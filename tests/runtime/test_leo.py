@@ -84,11 +84,14 @@ def test_random_graphs_ranks_and_caches(data):
         seed=data.draw(st.integers(0, 99)),
         pipeline=data.draw(st.booleans()),
         asynchronous=data.draw(st.booleans()),
+        pieces=data.draw(st.sampled_from([0, 1, 3])),
     )
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"pipeline": False}, {"recompute": (1, 2)}, {"asynchronous": False}], ids=str
+    "knobs",
+    [{"pipeline": False}, {"recompute": (1, 2)}, {"asynchronous": False}, {"pieces": 3}],
+    ids=str,
 )
 @pytest.mark.parametrize("exchange", ["inputs", "outputs"])
 def test_otherwise(knobs, exchange):
@@ -113,6 +116,22 @@ def test_every_share_in_processes(num_ranks, tmp_path):
         (f"leo {shares} inputs", model) for shares, model in product(SHARES, ("gcn", "gin", "deep"))
     ]
     start_processes(cases, (40, 150, 1), num_ranks, "shared", tmp_path)
+
+
+@pytest.mark.parametrize("exchange", ["inputs", "outputs"])
+@pytest.mark.parametrize("model", ["gcn", "gin"])
+def test_pieces(model, exchange):
+    """Up to one of each row, in either cache; bytes are those of the plan, and of no pieces."""
+    graph, moved = random_graph(40, 150, 3), {}
+    for pieces in (1, 3, 7, 50):
+        found = compare(model, graph, f"leo 0.2 0.2 {exchange}", 3, pieces=pieces)
+        for action, num_bytes in found[0].moved:
+            assert num_bytes == action.moved_bytes or action.op is Op.REDUCE, action
+        copied = [(a, m) for seen in found for a, m in seen.moved if a.op is Op.COPY]
+        moved[pieces] = sum(m for _, m in copied)
+        most = max(sum(a.label == b.label for b, _ in copied) for a, _ in copied)
+        assert most >= pieces or pieces == 50
+    assert len(set(moved.values())) == 1
 
 
 # Switches

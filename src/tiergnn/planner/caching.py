@@ -104,7 +104,22 @@ def _placed(
     asked = _question(part, probes, overlapped)
     host_row_bytes = max(1.0, _extra(probes, "host", 0, part.halo) / part.halo)
     host_bytes = int(max(0, host_room) / host_row_bytes) * asked.row_bytes
-    device_bytes = min(max(0, device_room), most_rows * asked.row_bytes)
+    most_bytes = min(max(0, device_room), most_rows * asked.row_bytes)
+    # What rows of the host's cache are summed in takes room whatever their number: without, too.
+    for most_host_bytes in (host_bytes, 0):
+        asked = replace(asked, device_bytes=most_bytes, host_bytes=most_host_bytes)
+        found = _fitting(plan, part, probes, asked)
+        if found is not None and (found[1].device_cache_frac or found[1].host_cache_frac):
+            return found
+    return 0, plan.knobs
+
+
+def _fitting(
+    plan: Plan, part: PartShape, probes: list[_Probe], asked: Question
+) -> tuple[int, Knobs] | None:
+    """The placement that is asked for, or in as much less room as it takes to fit the device; None
+    where a few tries do not get there."""
+    device_bytes, host_bytes = asked.device_bytes, asked.host_bytes
     device_row_bytes = max(1.0, _extra(probes, "device", part.halo, 0) / part.halo)
     passing_bytes = max(1.0, _extra(probes, "device", 0, part.halo) / part.halo)
     for _ in range(_TRIES):
@@ -120,7 +135,7 @@ def _placed(
         device_bytes = (device - less) * asked.row_bytes
         if over > 0:  # rows of the host's cache pass through the device as well
             host_bytes = max(0, host - int(over / passing_bytes) - 1) * asked.row_bytes
-    return 0, plan.knobs
+    return None
 
 
 def _extra(probes: list[_Probe], tier: str, device: int, host: int) -> int:

@@ -8,7 +8,7 @@ Legend: P own rows, H rows of others that they read, R own rows that others read
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ _BROUGHT = (What.HALO, What.SOURCES)
 _REPLICAS = (What.REPLICAS, What.GRAD_REPLICAS, What.SUM_REPLICAS)
 
 # (kind, numbers) of replicas -> how they are filled
-Where = Mapping[tuple[What, tuple[int, int]], Sequence[Fetch]]
+Where = Mapping[tuple[What, tuple[int, int]], Fetch]
 
 
 class RankTransfers:
@@ -268,21 +268,13 @@ class RankTransfers:
         return len(room) * min(rows_bytes(rows), rows_bytes(room))
 
     def _replicate(self, action: Action, target: str) -> int:
-        """Rows of others, where they lie, to replicas; beyond the device they go over it."""
-        holds, device = self._buffers.holds(target), self._part.device
+        """Rows of others, where they lie, to replicas on the device."""
+        holds, name = self._buffers.holds(target), backend.choose(self._part.device)
         room: Any = self._buffers.room(target)
         tables = [self._buffers.get(name).detach() for name in action.reads]  # in order of owners
-        direct, moved = room.device == device, 0
-        for fetch in self._where[holds.what, holds.rows]:
-            there = room[fetch.first : fetch.last]
-            here = there if direct else torch.empty_like(there, device=device)
-            move(tables, fetch.places, here, fetch.to, add=False, name=backend.choose(device))
-            if not direct:
-                there.copy_(here, non_blocking=True)
-            moved += len(there) * rows_bytes(tables[0])
-        if self._buffers.tier(target) == "host":
-            moved += len(room) * rows_bytes(room)
-        return moved
+        fetch = self._where[holds.what, holds.rows]
+        move(tables, fetch.places, room, fetch.to, add=False, name=name)
+        return len(room) * rows_bytes(tables[0])
 
     def zero(self, action: Action) -> None:
         """Gradients of parameters are not ours to clear: they add to what the caller left."""
@@ -336,8 +328,8 @@ def _add_rows(total: Tensor, rows: Tensor, given: Tensor) -> None:
     flat, values = total.view(len(total), width), given.reshape(len(given), width)
     if total.device.type == "cpu" and total.dtype in (torch.float32, torch.float64):
         add_all([Addend(flat, rows, values)])
-    else:
-        flat[rows] += values
+    else:  # in one pass, without a copy of those rows
+        move((values,), None, flat, rows, add=True, name=backend.choose(total.device))
 
 
 def _tag(action: Action) -> str:

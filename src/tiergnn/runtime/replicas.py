@@ -20,8 +20,6 @@ from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.transport.transport import Transport
 
-# In which rows go over the device to host memory: so many times less of it is taken on the way.
-PIECES = 8
 _SUMS = (Op.AGGREGATE, Op.RECOMPUTE, Op.BACKWARD)
 
 
@@ -47,7 +45,7 @@ def cuts_of(schedules: Sequence[Schedule], rank: int) -> tuple[set[Cut], set[Cut
 
 def replicated(schedules: Sequence[Schedule], part: OwnPart, into: Reach, out: Reach) -> Where:
     """Of which rows of others replicas are that are copied from where those lie."""
-    found: dict[tuple[What, tuple[int, int]], list[Fetch]] = {}
+    found: dict[tuple[What, tuple[int, int]], Fetch] = {}
     for schedule in schedules:
         for action in schedule.actions:
             if action.rank != part.rank or action.op is not Op.COPY:
@@ -59,11 +57,9 @@ def replicated(schedules: Sequence[Schedule], part: OwnPart, into: Reach, out: R
             if source is not None and source.rows is not None:
                 continue  # a rank's own replicas, passed on
             reach = out if buffer.holds.what is What.GRAD_REPLICAS else into
-            over = buffer.tier == "host" and part.device.type != "cpu"
             key = buffer.holds.what, buffer.holds.rows
             if key not in found:
-                fetches = reach.fetches(*buffer.holds.rows, PIECES if over else 1)
-                found[key] = [fetch.on(part.device) for fetch in fetches]
+                found[key] = reach.fetch(*buffer.holds.rows).on(part.device)
     return found
 
 

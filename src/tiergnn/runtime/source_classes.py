@@ -72,11 +72,9 @@ class Chosen(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Replicas first..last-1 of some: where their rows lie among those of all other ranks, table by
-    table, in ascending order, and which of these replicas each is, int64."""
+    """Replicas of some rows: where those lie among the rows of all other ranks, table by table, in
+    ascending order, and which of these replicas each is, int64."""
 
-    first: int
-    last: int
     places: Places
     to: Tensor
 
@@ -157,22 +155,15 @@ class Reach:
         """Where those of others of these numbers stand among all that their owners send, int64."""
         return torch.from_numpy(np.searchsorted(np.sort(self.hot), self.hot[first:last]))
 
-    def fetches(self, first: int, last: int, pieces: int) -> list[Fetch]:
-        """How replicas of others' rows of these numbers are filled, in so many pieces."""
+    def fetch(self, first: int, last: int) -> Fetch:
+        """How replicas of others' rows of these numbers are filled."""
         sizes = np.diff(self.starts)
         sizes = tuple(np.delete(sizes, self.part).tolist())
-        found, count = [], last - first
-        for piece in range(pieces):
-            begin, end = count * piece // pieces, count * (piece + 1) // pieces
-            if begin == end:
-                continue
-            place = self.hot[first + begin : first + end]
-            to = np.argsort(place)  # rows are read as they lie
-            place = place[to]
-            index = place - (place >= self.starts[self.part + 1]) * self.num_rows
-            places = places_of(torch.from_numpy(index), sizes)
-            found.append(Fetch(begin, end, places, torch.from_numpy(to)))
-        return found
+        place = self.hot[first:last]
+        to = np.argsort(place)  # rows are read as they lie
+        place = place[to]
+        index = place - (place >= self.starts[self.part + 1]) * self.num_rows
+        return Fetch(places_of(torch.from_numpy(index), sizes), torch.from_numpy(to))
 
     def edges(self, chosen: Chosen) -> Block:
         cut, own, but = chosen

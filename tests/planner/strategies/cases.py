@@ -131,6 +131,7 @@ def knobs_of(draw, uses: tuple[str, ...], workload: Workload, num_parts: int) ->
         "pipeline": st.booleans(),
         "exchange": st.sampled_from(["narrower", "inputs", "outputs"]),
         "managed": st.booleans(),
+        "pieces": st.sampled_from([0, 1, 3]),
     }
     values = {name: draw(choice) for name, choice in choices.items() if name in uses}
     values["ranks" if "ranks" in uses else "parts"] = num_parts

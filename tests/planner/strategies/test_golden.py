@@ -28,6 +28,7 @@ CASES = {
     "uva": ("uva", Knobs(ranks=2)),
     "mgg": ("mgg", Knobs(ranks=2)),
     "leo": ("leo", Knobs(ranks=2, device_cache_frac=0.25, host_cache_frac=0.125)),
+    "leo-pieces": ("leo", Knobs(ranks=2, device_cache_frac=0.5, host_cache_frac=0.5, pieces=2)),
     "leo-managed": ("leo", Knobs(ranks=2, managed=True)),
     "halo": ("halo", Knobs(ranks=2)),
     "nfp": ("nfp", Knobs(ranks=2)),

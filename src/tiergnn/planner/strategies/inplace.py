@@ -8,14 +8,17 @@ Legend: P rows of one part, V nodes of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from tiergnn.planner.strategies.classes import Classes
+from tiergnn.planner.strategies.pieces import ahead
 from tiergnn.planner.strategies.ranked import Gathered, Ranked
 from tiergnn.planner.strategies.reading import Reading
 from tiergnn.planner.strategies.refreshing import Held, Refreshing
-from tiergnn.planner.strategies.shares import Replicas, forget, replicas_of
+from tiergnn.planner.strategies.shares import Piece, Replicas, forget, replicas_of
 from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.contents import What
 from tiergnn.workload import StageWork
 
 
@@ -32,12 +35,15 @@ class InPlace:
 
     def give(self) -> None:
         for rank in self._ranked.ranks:
-            self._ranked.rooms.topology(rank, num_classes=4)
+            more = self._by.more_pieces(rank, False), self._by.more_pieces(rank, True)
+            self._ranked.rooms.topology(rank, num_classes=4, pieces=more)
             self._ranked.rooms.inputs(rank)
             for stage in self._draft.workload.stages:
                 first = (*stage.gathers, "")[0]
                 if self._fixed(stage) and (first, rank) not in self._held:
-                    self._held[first, rank] = replicas_of(self._draft, stage, rank, given=True)
+                    self._held[first, rank] = replicas_of(
+                        self._draft, stage, rank, self._by.pieces(False), given=True
+                    )
         self._refreshing.give()
 
     def _fixed(self, stage: StageWork) -> bool:
@@ -106,17 +112,26 @@ class InPlace:
             met = self._writer.meet(
                 Op.BARRIER, f"{tag}.in", Lane.PEER, reads=sources, after=dict.fromkeys(ranks, ())
             )
-        held = {rank: self._fresh(stage, rank, op, sources, met) for rank in ranks}
-        fresh: dict[int, list[int]] = {rank: copies for rank, (_, copies) in held.items()}
+        held = {rank: self._replicas(stage, rank, op) for rank in ranks}
+        fresh: dict[int, list[int]] = {rank: [] for rank in ranks}  # what fills them
+        filled: dict[int, Iterable[Piece]] = {rank: held[rank][0].host for rank in ranks}
+        for rank in ranks:
+            replicas, there = held[rank]
+            if not there:
+                pull = partial(self._pull, stage, rank, op, sources, met, fresh[rank])
+                for piece in replicas.device:
+                    pull(piece, piece.buffer)
+                filled[rank] = self._pass_on(stage, rank, op, replicas.host, pull, fresh[rank])
         starts: dict[int, list[int]] = {rank: [] for rank in ranks}
         if not knobs.asynchronous and not alone:
+            filled = {rank: tuple(filled[rank]) for rank in ranks}
             waits = self._writer.meet(Op.BARRIER, f"{tag}.fresh", Lane.PEER, after=fresh)
             starts = {rank: [index] for rank, index in waits.items()}
         sums: dict[int, list[str]] = {}
         read: dict[int, list[int]] = {}
         for rank in ranks:
             sums[rank], remote = self._by.sums(
-                stage, op, rank, sources, held[rank][0], room, met, starts[rank]
+                stage, op, rank, sources, held[rank][0], room, met, starts[rank], filled[rank]
             )
             read[rank] = [*remote, *fresh[rank]]
         if not alone:
@@ -132,46 +147,63 @@ class InPlace:
 
     # Replicas
 
-    def _fresh(
+    def _replicas(self, stage: StageWork, rank: int, op: Op) -> tuple[Replicas, bool]:
+        """The replicas that a pass reads, and whether they are filled."""
+        leaving, key = op is Op.BACKWARD, (stage.gathers[0], rank)
+        if not leaving and key in self._held:
+            return self._held[key], True
+        if self._knobs.managed:
+            return Replicas(), True
+        pieces = self._by.pieces(leaving)
+        held = replicas_of(self._draft, stage, rank, pieces, given=False, leaving=leaving)
+        if not leaving:
+            self._held[key] = held
+        return held, False
+
+    def _pull(
         self,
         stage: StageWork,
         rank: int,
         op: Op,
         sources: dict[int, list[str]],
         met: dict[int, int],
-    ) -> tuple[Replicas, list[int]]:
-        """Replicas with their owners' present rows, and the actions that read those."""
-        if op is not Op.BACKWARD and (stage.gathers[0], rank) in self._held:
-            return self._held[stage.gathers[0], rank], []
-        if self._knobs.managed:
-            return Replicas(), []
-        leaving = op is Op.BACKWARD
-        held = replicas_of(self._draft, stage, rank, given=False, leaving=leaving)
-        if op is not Op.BACKWARD:
-            self._held[stage.gathers[0], rank] = held
-        others = [name for r in sources if r != rank for name in sources[r]]
-        shares, copies = self._by.shares(rank, leaving), []
-        for buffer, rows, lane in (
-            (held.device, shares.device_rows, Lane.PEER),
-            (held.host, shares.host_rows, Lane.D2H),
-        ):
-            if buffer:
-                row = self._draft.sum_bytes(stage)
-                work = self._draft.remote_reads(rank, row, rows, leaving=leaving)
-                if lane is Lane.D2H:
-                    size = rows * self._by.stored(stage)
-                    work.append(Work(kind="move", amount=size, place=self._draft.link("d2h")))
-                copies.append(
-                    self._writer.add(
-                        rank,
-                        lane if self._knobs.pipeline else Lane.COMPUTE,
-                        Op.COPY,
-                        stage=stage.index,
-                        part=rank,
-                        reads=others,
-                        writes=[buffer],
-                        after=[met[rank]],
-                        work=work,
-                    )
-                )
-        return held, copies
+        copies: list[int],
+        piece: Piece,
+        buffer: str,
+    ) -> None:
+        """A piece of others' present rows, from their owners."""
+        row, leaving = self._draft.sum_bytes(stage), op is Op.BACKWARD
+        copies.append(
+            self._writer.add(
+                rank,
+                self.lane,
+                Op.COPY,
+                stage=stage.index,
+                part=rank,
+                reads=[name for r in sources if r != rank for name in sources[r]],
+                writes=[buffer],
+                after=[met[rank]],
+                work=self._draft.remote_reads(rank, row, piece.num_rows, leaving=leaving),
+            )
+        )
+
+    def _pass_on(
+        self,
+        stage: StageWork,
+        rank: int,
+        op: Op,
+        pieces: tuple[Piece, ...],
+        pull: Callable[[Piece, str], None],
+        copies: list[int],
+    ) -> Iterator[Piece]:
+        """Pieces over the device to host memory, one by one as they come there."""
+        what = What.GRAD_REPLICAS if op is Op.BACKWARD else What.REPLICAS
+
+        def come(piece: Piece) -> str:
+            chunk = self._by.chunk(stage, rank, piece, what, self.lane)
+            pull(piece, chunk)
+            return chunk
+
+        for piece, chunk in ahead(pieces, come):
+            copies.append(self._by.to_host(stage, rank, chunk, piece, stage.index))
+            yield piece

@@ -33,9 +33,10 @@ class Knobs:
 
     The caches of ``leo`` are fractions of all rows of the graph, a rank (at most what it reads of
     others). ``asynchronous`` refreshes them beside other work, ``pipeline`` reads the classes of
-    sources side by side, ``exchange`` chooses what refreshes them: sums of the stage before
-    (inputs: the rest of that stage is computed again for cached rows), its outputs, or what is
-    narrower. ``managed`` leaves caching to unified memory, and is simulated alone.
+    sources side by side; rows are brought in ``pieces``, one of which is summed while the next one
+    comes (0: as many as end soonest). ``exchange`` chooses what refreshes caches: sums of the stage
+    before (inputs: the rest of that stage is computed again for cached rows), its outputs, or what
+    is narrower. ``managed`` leaves caching to unified memory, and is simulated alone.
     Raises ConfigError for values that no plan can have.
     """
 
@@ -54,11 +55,14 @@ class Knobs:
     pipeline: bool = True
     exchange: str = "narrower"
     managed: bool = False
+    pieces: int = 0
 
     def __post_init__(self) -> None:
         for name in ("parts", "ranks", "slices"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} needs at least 1, had {getattr(self, name)}")
+        if self.pieces < 0:
+            raise ConfigError(f"pieces are 0 or more, had {self.pieces}")
         for name in ("hot_frac", "device_cache_frac", "host_cache_frac"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} is a fraction from 0 to 1, had {getattr(self, name)}")

@@ -19,7 +19,7 @@ from tiergnn.workload import Workload
 
 USES = (
     "ranks", "recompute", "storage", "pipeline", "device_cache_frac", "host_cache_frac",
-    "asynchronous", "exchange", "managed",
+    "asynchronous", "exchange", "managed", "pieces",
 )  # fmt: skip
 
 # What of ``exchange`` is tried with the best caches, besides what they were chosen with.

@@ -180,10 +180,14 @@ class Refreshing:
         last = stage is chain.stages[-1]
         for rank in self._ranked.ranks:
             if self._rows(rank):
-                targets = self._end(chain, rank) if last else self._on_the_way(chain, stage, rank)
-                self._update(chain, stage, rank, targets)
-                if last:
-                    self._to_host(chain, rank, targets)
+                if not last:
+                    self._update(chain, stage, rank, self._on_the_way(chain, stage, rank))
+                    continue
+                targets, chunks = self._end(chain, rank)
+                self._update(chain, stage, rank, [*targets, *chunks])
+                host = self._held[chain.user.gathers[0], rank].host
+                for chunk, piece in zip(chunks, host, strict=True):
+                    self._by.to_host(chain.user, rank, chunk, piece, stage.index)
         if last:
             self._close(chain)
 
@@ -197,21 +201,16 @@ class Refreshing:
             )  # fmt: skip
         return [self._made[name, rank] for name in chain.wanted(stage)]
 
-    def _end(self, chain: Chain, rank: int) -> list[str]:
-        """Room for the replicas that were wanted; those in host memory pass over the device."""
-        draft, user, shares = self._draft, chain.user, self._by.shares(rank, False)
-        name = user.gathers[0]
-        new = self._held[name, rank] = replicas_of(draft, user, rank, given=False)
-        targets = [new.device] if new.device else []
-        if new.host:
-            rows = shares.device_rows, self._rows(rank)
-            targets.append(
-                draft.take(
-                    f"{name}.chunk.p{rank}", "staging", shares.host_rows * draft.sum_bytes(user),
-                    rank=rank, holds=Content(What.REPLICAS, name, rank, rows=rows),
-                )
-            )  # fmt: skip
-        return targets
+    def _end(self, chain: Chain, rank: int) -> tuple[list[str], list[str]]:
+        """Room for the replicas that were wanted; those in host memory pass over the device, in
+        chunks of their own."""
+        user, pieces = chain.user, self._by.pieces(False)
+        new = replicas_of(self._draft, user, rank, pieces, given=False)
+        self._held[user.gathers[0], rank] = new
+        chunks = [
+            self._by.chunk(user, rank, piece, What.REPLICAS, Lane.COMPUTE) for piece in new.host
+        ]
+        return [piece.buffer for piece in new.device], chunks
 
     def _update(self, chain: Chain, stage: StageWork, rank: int, targets: list[str]) -> None:
         """The row-local code of a stage on the rows that a rank has replicas of."""
@@ -221,7 +220,7 @@ class Refreshing:
         work = draft.works(stage.forward, extent, kinds=("matmul", "stream"))
         if chain.start.gathers[0] in stage.reads:
             old = self._held[chain.start.gathers[0], rank]
-            reads += filter(None, (old.device, old.host))
+            reads += old.buffers
             if old.host:
                 moved = self._by.shares(rank, False).host_rows * self._by.stored(chain.start)
                 work.append(Work(kind="move", amount=moved, place=draft.link("h2d")))
@@ -242,24 +241,6 @@ class Refreshing:
             work=work,
         )
         self._writer.release(rank, scratch, *gone)
-
-    def _to_host(self, chain: Chain, rank: int, targets: list[str]) -> None:
-        host = self._held[chain.user.gathers[0], rank].host
-        if not host:
-            return
-        amount = self._by.shares(rank, False).host_rows * self._by.stored(chain.user)
-        lane = Lane.D2H if self._draft.knobs.pipeline else Lane.COMPUTE
-        self._writer.add(
-            rank,
-            lane,
-            Op.COPY,
-            stage=chain.stages[-1].index,
-            part=rank,
-            reads=[targets[-1]],
-            writes=[host],
-            work=[Work(kind="move", amount=amount, place=self._draft.link("d2h"))],
-        )
-        self._writer.release(rank, targets[-1], lane=lane)
 
     def _close(self, chain: Chain) -> None:
         """What was read on the way goes, and the replicas before it."""

@@ -23,10 +23,18 @@ class Rooms:
         self.draft, self.writer, self.training = draft, draft.writer, training
         self.rows: Rows = {}
 
-    def topology(self, rank: int, extent: Extent | None = None, *, num_classes: int) -> None:
+    def topology(
+        self,
+        rank: int,
+        extent: Extent | None = None,
+        *,
+        num_classes: int,
+        pieces: tuple[int, int] = (0, 0),
+    ) -> None:
         """A rank's edges in its device's memory: those of its part (``topology``), and cut into
         classes of sources (``edges``), of ``extent`` where those are not the part's; in backward
-        by their sources (``.out``)."""
+        by their sources (``.out``). Classes are cut into so many more ``pieces``, each a block of
+        the same rows, forward and backward."""
         draft, part = self.draft, self.draft.extent(rank)
         out = draft.layout.part(rank, leaving=True)
         leaving = extent or Extent(out.rows, out.sources, out.edges)
@@ -38,11 +46,12 @@ class Rooms:
             ("topology", True, block_bytes(draft, part), What.TOPOLOGY)
         ]
         there += [("topology.out", whole, transposed_bytes(draft, part), What.OUT_EDGES)]
-        for name, num_bytes in (
-            ("edges", csr_bytes(draft, extent)),
-            ("edges.out", transposed_bytes(draft, leaving)),
+        for name, num_bytes, more in (
+            ("edges", csr_bytes(draft, extent), pieces[0]),
+            ("edges.out", transposed_bytes(draft, leaving), pieces[1]),
         ):
             num_bytes += (num_classes - 1) * 8 * (extent.sources + 1)
+            num_bytes += more * 16 * (extent.rows + 1)  # where edges begin, and the rows' ids
             there.append((name, divided, num_bytes, None))
         for name, wanted, num_bytes, what in there:
             if wanted and (self.training or not name.endswith(".out")):

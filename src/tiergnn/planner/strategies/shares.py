@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tiergnn.planner.strategies.draft import Draft
+from tiergnn.planner.strategies.pieces import cut
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Writer
 from tiergnn.workload import StageWork
@@ -46,44 +48,75 @@ def shares_of(draft: Draft, rank: int, leaving: bool = False) -> Shares:
     )
 
 
-@dataclass(slots=True)
-class Replicas:
-    """Replicas of one rank: buffers, "" where there are none."""
+class Piece(NamedTuple):
+    """Some of the replicas of a rank in a buffer of their own: those of others' rows from a number
+    to another."""
 
-    device: str = ""
-    host: str = ""
-    given: bool = False  # of inputs: there before the first action
+    buffer: str
+    rows: tuple[int, int]
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows[1] - self.rows[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Replicas of one rank, by tier, hottest first. ``given``: of inputs, there before the first
+    action."""
+
+    device: tuple[Piece, ...] = ()
+    host: tuple[Piece, ...] = ()
+    given: bool = False
+
+    @property
+    def buffers(self) -> list[str]:
+        return [piece.buffer for piece in (*self.device, *self.host)]
 
 
 def replicas_of(
-    draft: Draft, stage: StageWork, rank: int, *, given: bool, leaving: bool = False
+    draft: Draft,
+    stage: StageWork,
+    rank: int,
+    pieces: tuple[int, int],
+    *,
+    given: bool,
+    leaving: bool = False,
 ) -> Replicas:
-    """Room for the replicas of what a stage gathers; ``given`` ones are there and filled."""
+    """Room for the replicas of what a stage gathers, in so many ``pieces`` on the device and in
+    host memory; ``given`` ones are there and filled."""
     shares, name = shares_of(draft, rank, leaving), stage.gathers[0]
-    held, what = Replicas(given=given), What.GRAD_REPLICAS if leaving else What.REPLICAS
+    what = What.GRAD_REPLICAS if leaving else What.REPLICAS
     inputs = draft.workload.inputs  # are held as they are computed with
     stored = sum(
         draft.row_bytes(each) if each in inputs else draft.stored_bytes(each)
         for each in stage.gathers
     )
-    for first, rows, tier, row_bytes in (
-        (0, shares.device_rows, "device", draft.sum_bytes(stage)),
-        (shares.device_rows, shares.host_rows, "host", stored),
+    device, middle = shares.device_rows, shares.device_rows + shares.host_rows
+    found: dict[str, tuple[Piece, ...]] = {}
+    for first, last, tier, count, row_bytes in (
+        (0, device, "device", pieces[0], draft.sum_bytes(stage)),
+        (device, middle, "host", pieces[1], stored),
     ):
-        if not rows or draft.knobs.managed:
+        if first == last or draft.knobs.managed:
             continue
         label = f"{name}.cache.p{rank}" + ("@host" if tier == "host" else "")
-        holds, size = Content(what, name, rank, rows=(first, first + rows)), rows * row_bytes
-        if given:
-            buffer = draft.writer.given(label, rank, tier, "cache", size, holds=holds)
-        else:
-            buffer = draft.take(label, "cache", size, rank=rank, tier=tier, holds=holds)
-        setattr(held, tier, buffer)
-    return held
+        made: list[Piece] = []
+        for a, b in cut(first, last, count):
+            size, holds = (b - a) * row_bytes, Content(what, name, rank, rows=(a, b))
+            if given:
+                unique = f"{label}~{len(made)}" if made else label
+                buffer = draft.writer.given(unique, rank, tier, "cache", size, holds=holds)
+            else:
+                buffer = draft.room(label, rank, tier, "cache", size, holds)
+            made.append(Piece(buffer, (a, b)))
+        if not given:
+            draft.writer.reserve(rank, *(piece.buffer for piece in made))
+        found[tier] = tuple(made)
+    return Replicas(**found, given=given)
 
 
 def forget(writer: Writer, rank: int, replicas: Replicas) -> None:
     """Give replicas back."""
-    buffers = [buffer for buffer in (replicas.device, replicas.host) if buffer]
-    if buffers:
-        writer.release(rank, *buffers)
+    if replicas.buffers:
+        writer.release(rank, *replicas.buffers)
