@@ -34,12 +34,13 @@ def bisect(level: Level, size: np.ndarray, num_parts: int, slack: float, seed: i
         depth = (count - 1).bit_length()
         step = (1 + slack) ** (1 / depth) - 1
         key = stream_key(seed, 0)
-        _bisect_all(level.rowptr, level.col, level.weight, size, count, step, key, part_of)
+        given = (level.rowptr, level.col, level.weight, size, level.two_way)
+        _bisect_all(*given, count, step, key, part_of)
     return part_of
 
 
 @numba.njit(cache=True, nogil=True)
-def _bisect_all(rowptr, col, weight, size, num_parts, slack, key, part_of):
+def _bisect_all(rowptr, col, weight, size, two_way, num_parts, slack, key, part_of):
     num_nodes = part_of.size
     order = np.arange(num_nodes)
     local = np.full(num_nodes, -1, np.int32)  # -1: not of this piece
@@ -65,18 +66,21 @@ def _bisect_all(rowptr, col, weight, size, num_parts, slack, key, part_of):
         least, most = left, nodes.size - (parts - left)
         bounds = (want, room, np.int64(least), np.int64(most))
         side, best = np.empty(nodes.size, np.int8), np.empty(nodes.size, np.int8)
-        gain = np.empty((2, nodes.size), np.int64)
+        gain = np.empty((3, nodes.size), np.int64)
         tries = _TRIES if nodes.size <= _FEW else 1
         best_off, best_cut = np.int64(0), np.int64(0)
         for turn in range(tries):
             luck = draw(key, np.uint64(low * 64 + turn) + (np.uint64(high) << np.uint64(32)))
-            _grow(piece, bounds, luck, side, gain)
-            off, cut = _mend(piece, bounds, side, gain)[1:]
+            cut = _grow(piece, bounds, luck, side, gain)
+            if not two_way:  # growing saw readers' edges alone
+                cut = _weigh(piece, side, gain)
+            off, cut = _mend(piece, bounds, side, gain, cut)[1:]
             if turn == 0 or (off, cut) < (best_off, best_cut):
                 best_off, best_cut = off, cut
                 best[:] = side
         for _ in range(_PASSES):
-            if not _mend(piece, bounds, best, gain)[0]:
+            cut = _weigh(piece, best, gain)
+            if not _mend(piece, bounds, best, gain, cut)[0]:
                 break
         kept = nodes.copy()
         i, j = 0, np.sum(best == 0)
@@ -146,20 +150,38 @@ def _top(queue, gain):
 
 
 @numba.njit(cache=True, nogil=True)
+def _weigh(piece, side, gain):
+    """Fill gain of both sides: edges no longer cut were a node to leave; returns the edges cut."""
+    ptr, to, tie, size = piece
+    cut = np.int64(0)
+    for v in range(size.size):
+        within, across = np.int64(0), np.int64(0)
+        for e in range(ptr[v], ptr[v + 1]):
+            if side[to[e]] == side[v]:
+                within += tie[e]
+            else:
+                across += tie[e]
+        gain[side[v], v], gain[1 - side[v], v] = across - within, _BARRED
+        cut += across * (side[v] == 0)
+    return cut
+
+
+@numba.njit(cache=True, nogil=True)
 def _grow(piece, bounds, luck, side, gain):
     """Side 0 grows to ``want``, always by the node with most edges to it less those to others.
 
-    gain[0] is that of nodes which the growing half touches, gain[1] of all.
+    gain [3, n] is of nodes by the side that they may leave, then of those that the growing half
+    touches. Returns the edges cut.
     """
     ptr, to, tie, size = piece
     want, _, least_nodes, most_nodes = bounds
-    near, each = gain[0], gain[1]
+    inner, outer, near = gain[0], gain[1], gain[2]
     side[:] = 1
+    inner[:] = _BARRED
     near[:] = _BARRED
     for v in range(size.size):
-        each[v] = 0
-        for e in range(ptr[v], ptr[v + 1]):
-            each[v] -= tie[e]
+        outer[v] = -np.sum(tie[ptr[v] : ptr[v + 1]])
+    cut = np.int64(0)
     queue = [(np.int64(0), np.int64(0))]
     queue.pop()
     grown, count, tried = np.int64(0), 0, 0
@@ -173,30 +195,34 @@ def _grow(piece, bounds, luck, side, gain):
                 v = u
         if v < 0 or (count >= max(1, least_nodes) and grown + size[v] - want > want - grown):
             break
+        cut -= outer[v]
         side[v] = 0
-        near[v] = _BARRED
+        inner[v], outer[v], near[v] = -outer[v], _BARRED, _BARRED
         grown += size[v]
         count += 1
         for e in range(ptr[v], ptr[v + 1]):
             u = to[e]
             if side[u] == 1:
-                each[u] += 2 * tie[e]
-                near[u] = each[u]
+                outer[u] += 2 * tie[e]
+                near[u] = outer[u]
                 if size.size > _FEW:
-                    heapq.heappush(queue, (-each[u], np.int64(u)))
+                    heapq.heappush(queue, (-outer[u], np.int64(u)))
+            else:
+                inner[u] -= 2 * tie[e]
+    return cut
 
 
 @numba.njit(cache=True, nogil=True)
-def _mend(piece, bounds, side, gain):
+def _mend(piece, bounds, side, gain, cut):
     """One pass: nodes change sides, best first, each once; what came after the best is undone.
 
-    gain [2, n] is of nodes by the side that they may leave. Returns whether anything got better,
-    how far the halves are out of bounds, and the edges cut.
+    gain and cut as ``_weigh`` leaves them. Returns whether anything got better, how far the halves
+    are out of bounds, and the edges cut.
     """
     ptr, to, tie, size = piece
     want, room, least_nodes, most_nodes = bounds
     num_nodes = size.size
-    inside, count, cut, largest = np.int64(0), 0, np.int64(0), np.int64(0)
+    inside, count, largest = np.int64(0), 0, np.int64(0)
     for v in range(num_nodes):
         largest = max(largest, size[v])
         if side[v] == 0:
@@ -205,18 +231,12 @@ def _mend(piece, bounds, side, gain):
     queues = ([(np.int64(0), np.int64(0))], [(np.int64(0), np.int64(0))])
     queues[0].pop()
     queues[1].pop()
-    for v in range(num_nodes):
-        here = side[v]
-        within, across = np.int64(0), np.int64(0)
+    for v in range(num_nodes if num_nodes > _FEW else 0):
+        queued = abs(inside - want) > room
         for e in range(ptr[v], ptr[v + 1]):
-            if side[to[e]] == here:
-                within += tie[e]
-            else:
-                across += tie[e]
-        gain[here, v], gain[1 - here, v] = across - within, _BARRED
-        cut += across * (here == 0)
-        if num_nodes > _FEW and (across > 0 or abs(inside - want) > room):
-            queues[here].append((within - across, np.int64(v)))
+            queued |= side[to[e]] != side[v]
+        if queued:
+            queues[side[v]].append((-gain[side[v], v], np.int64(v)))
     heapq.heapify(queues[0])
     heapq.heapify(queues[1])
     moved = np.empty(num_nodes, np.int64)

@@ -212,7 +212,7 @@ def contract(level: Level, label: np.ndarray, load: Loads, most_bytes: int) -> L
         weight_dtype = np.int64
     none, no_weight = np.empty(0, np.int32), np.empty(0, weight_dtype)
     counts = np.zeros(num_clusters + 1, np.int64)
-    pieces = 4 * level.num_threads
+    pieces = level.num_pieces(4)
     seen = np.zeros((pieces, _MOST_LIGHT), np.int64)
 
     def join(least: int, ptr: np.ndarray, out: np.ndarray, out_weight: np.ndarray) -> None:

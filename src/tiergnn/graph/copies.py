@@ -15,6 +15,8 @@ import numpy as np
 from tiergnn.graph.refinement import Shares, has_room, may_leave, move
 
 _PARTS_A_WORD = 32
+_WORTH = 50  # nodes for which one spared copy makes another round worth its time
+_MOST_PLANES = 32  # bits of a count of rows, of which there are fewer than 2**31
 # The place of a single bit: the top five bits of the bit times this de Bruijn sequence name it.
 _DE_BRUIJN = np.uint32(0x077CB531)
 _PLACES = np.empty(32, np.int32)
@@ -53,7 +55,7 @@ def spare_copies(shares: Shares, rounds: int, tell: Callable[[], None]) -> None:
             movers = np.flatnonzero(target >= 0)
             spared += _enter(movers[np.argsort(-gain[movers], kind="stable")], *given)
             tell()
-        if spared * 200 < num_nodes:
+        if spared * _WORTH < num_nodes:
             break
 
 
@@ -128,13 +130,15 @@ def _may_spare(v, rowptr, col, part_of, bits):
 
 
 @numba.njit(cache=True, nogil=True)
-def _count(v, source, rowptr, col, part_of, bits, have, met):
-    """Fill have [K] and met: of the rows that v reads, how many each part has anyway.
+def _count(v, source, rowptr, col, part_of, bits, planes):
+    """Count, for all parts at once, the rows that v reads and each part has anyway.
 
-    Returns how many parts were met, how many rows v reads, and those that its own part would
-    need no more without it.
+    planes [L, W]: bit i of a part's count is the part's bit of planes[i]; a row is added to all
+    of them as a word is, with carries. Returns the planes in use, how many rows v reads, and those
+    that its own part would need no more without it.
     """
-    num_met, num_read, spared = 0, 0, 0
+    words = bits.shape[1] // 2
+    depth, num_read, spared = 0, 0, 0
     before = np.int64(-1)
     for e in range(rowptr[v], rowptr[v + 1]):
         u = np.int64(col[e])
@@ -143,44 +147,47 @@ def _count(v, source, rowptr, col, part_of, bits, have, met):
             owner = part_of[u]
             if owner != source and not _read_more(bits, u, source):
                 spared += 1
-            if have[owner] == 0:
-                met[num_met] = owner
-                num_met += 1
-            have[owner] += 1
-            for word in range(bits.shape[1] // 2):
-                left = bits[u, word]
-                while left:
-                    lowest = left & (~left + np.uint32(1))
-                    left ^= lowest
-                    place = np.uint32(lowest * _DE_BRUIJN) >> np.uint32(27)
-                    part = np.int32(word * 32) + _PLACES[place]
-                    if part != owner:
-                        if have[part] == 0:
-                            met[num_met] = part
-                            num_met += 1
-                        have[part] += 1
+            for word in range(words):
+                carry = bits[u, word]
+                if word == owner >> 5:
+                    carry |= np.uint32(1) << np.uint32(owner & 31)
+                i = 0
+                while carry:
+                    if i == depth:
+                        planes[i, :] = 0
+                        depth += 1
+                    held = planes[i, word]
+                    planes[i, word] = held ^ carry
+                    carry &= held
+                    i += 1
         before = u
-    return num_met, num_read, spared
+    return depth, num_read, spared
 
 
 @numba.njit(cache=True, nogil=True)
-def _best(v, rowptr, col, load, part_of, part_load, bounds, bits, have, met):
+def _best(v, rowptr, col, load, part_of, part_load, bounds, bits, planes):
     """The part with room to which v's move spares most copies, and how many; -1 and 0: none."""
     source = part_of[v]
-    num_met, num_read, spared = _count(v, source, rowptr, col, part_of, bits, have, met)
+    depth, num_read, spared = _count(v, source, rowptr, col, part_of, bits, planes)
     best, best_gain = np.int32(-1), 0
-    for j in range(num_met):
-        part = met[j]
-        if part != source:
-            gain = spared - (num_read - have[part])
-            gain += _read(bits, v, part)
+    for word in range(bits.shape[1] // 2):
+        met = np.uint32(0)
+        for i in range(depth):
+            met |= planes[i, word]
+        if word == source >> 5:
+            met &= ~(np.uint32(1) << np.uint32(source & 31))
+        while met:
+            lowest = met & (~met + np.uint32(1))
+            met ^= lowest
+            have = 0
+            for i in range(depth):
+                have += int(planes[i, word] & lowest != 0) << i
+            part = np.int32(word * 32) + _PLACES[np.uint32(lowest * _DE_BRUIJN) >> np.uint32(27)]
+            gain = spared - (num_read - have)
+            gain += bits[v, word] & lowest != 0
             gain -= _read(bits, v, source)
-            if (gain > best_gain or (gain == best_gain and best >= 0 and part < best)) and (
-                has_room(v, part, load, part_load, bounds)
-            ):
-                best, best_gain = part, gain
-    for j in range(num_met):
-        have[met[j]] = 0
+            if gain > best_gain and has_room(v, part, load, part_load, bounds):
+                best, best_gain = part, gain  # of equal ones the first
     if best >= 0 and not may_leave(v, source, load, part_load, bounds):
         best, best_gain = np.int32(-1), 0
     return best, best_gain
@@ -190,14 +197,13 @@ def _best(v, rowptr, col, load, part_of, part_load, bounds, bits, have, met):
 def _choose(
     first, last, target, gain, chunk, shift, rowptr, col, load, part_of, part_load, bounds, bits
 ):  # fmt: skip
-    have = np.zeros(part_load.shape[1], np.int64)
-    met = np.empty(part_load.shape[1], np.int32)
+    planes = np.empty((_MOST_PLANES, bits.shape[1] // 2), np.uint32)
     for i in range(first, last):
         v = chunk + (np.int64(i) << shift)
         target[i], gain[i] = -1, 0
         if _may_spare(v, rowptr, col, part_of, bits):
             target[i], gain[i] = _best(
-                v, rowptr, col, load, part_of, part_load, bounds, bits, have, met
+                v, rowptr, col, load, part_of, part_load, bounds, bits, planes
             )
 
 
@@ -209,14 +215,13 @@ def _enter(
 
     A part with several readers keeps its bit when they leave, until bits are set anew.
     """
-    have = np.zeros(part_load.shape[1], np.int64)
-    met = np.empty(part_load.shape[1], np.int32)
+    planes = np.empty((_MOST_PLANES, bits.shape[1] // 2), np.uint32)
     words = bits.shape[1] // 2
     spared = 0
     for j in range(movers.size):
         v = chunk + (movers[j] << shift)
         source = part_of[v]
-        part, gain = _best(v, rowptr, col, load, part_of, part_load, bounds, bits, have, met)
+        part, gain = _best(v, rowptr, col, load, part_of, part_load, bounds, bits, planes)
         if part < 0:
             continue
         spared += gain

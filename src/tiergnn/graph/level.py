@@ -6,7 +6,7 @@ Legend: V nodes, E edges, n nodes of a level, C criteria.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numba
@@ -51,7 +51,7 @@ class Level:
     col[rowptr[v]:rowptr[v+1]] are the nodes that v reads, weight [E] how often (empty: once
     each). Nodes are decided in 2**shift chunks, one after the other: v = chunk,
     chunk + 2**shift, ... ``two_way``: whoever is read reads as often, so that ``col`` lists
-    readers too; if not, those of one chunk at a time are listed.
+    readers too; if not, those of one chunk at a time are listed, and kept where ``keep`` says so.
     """
 
     rowptr: np.ndarray
@@ -61,14 +61,20 @@ class Level:
     two_way: bool
     shift: int
     num_threads: int
+    keep: bool = False
+    _kept: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, init=False)
 
     @property
     def num_nodes(self) -> int:
         return self.rowptr.size - 1
 
+    def num_pieces(self, each: int = 1) -> int:
+        """Into how many pieces work is cut: so many for each thread, one where it is little."""
+        return each * self.num_threads if self.col.size > _SMALL else 1
+
     def spread(self, work: Callable[[int, int], None], num_tasks: int) -> None:
         """``threads.spread`` over the level's threads, or this one alone where it is small."""
-        spread(work, num_tasks, self.num_threads if self.col.size > _SMALL else 1)
+        spread(work, num_tasks, self.num_pieces())
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Each chunk and how many nodes it has."""
@@ -79,7 +85,9 @@ class Level:
         """Pointers [count+1] and the readers of the chunk's nodes, ascending; empty if two-way."""
         if self.two_way:
             return np.zeros(1, np.int64), self.col[:0]
-        pieces = self.num_threads if self.col.size > _SMALL else 1
+        if chunk in self._kept:
+            return self._kept[chunk]
+        pieces = self.num_pieces()
         rows = np.arange(pieces + 1) * self.num_nodes // pieces
         slot = np.zeros((pieces, count), np.int64)  # where each piece of rows writes next
         given = (rows, chunk, self.shift, self.rowptr, self.col, slot)
@@ -87,6 +95,8 @@ class Level:
         ptr = _place_readers(slot)
         out = np.empty(int(ptr[-1]), self.col.dtype)
         self.spread(lambda first, last: _list_readers(first, last, *given, out), pieces)
+        if self.keep:
+            self._kept[chunk] = ptr, out
         return ptr, out
 
 

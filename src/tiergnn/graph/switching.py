@@ -143,7 +143,7 @@ def _derived(seed: int, stream: int) -> int:
 
 
 def _finest(graph: Graph, criteria: list[Criterion], budget: int, num_threads: int) -> Level:
-    """The graph itself. Lists of readers are of so few nodes at a time as memory allows."""
+    """The graph itself. Readers are listed once, or of few nodes at a time, as memory allows."""
     two_way = is_two_way(graph.rowptr, graph.col, num_threads)
     shift = 3
     while not two_way and graph.topology_bytes >> shift > budget // 8 and shift < 8:
@@ -156,6 +156,7 @@ def _finest(graph: Graph, criteria: list[Criterion], budget: int, num_threads: i
         two_way=two_way,
         shift=shift,
         num_threads=num_threads,
+        keep=graph.topology_bytes <= budget // 4,
     )
 
 
