@@ -162,16 +162,35 @@ def test_two_way_is_seen(drawn):
 
 
 @settings(max_examples=30, deadline=None)
-@given(drawn=GRAPHS, shift=st.integers(0, 3), num_threads=st.integers(1, 3))
-def test_readers_of_chunks(drawn, shift, num_threads):
+@given(
+    drawn=GRAPHS,
+    num_parts=st.integers(1, 5),
+    balance=st.sampled_from(["nodes", "edges", ("edges", "nodes"), ("nodes", "train", "edges")]),
+)
+def test_loads_are_those_of_criteria_and_only_splits_are_stored(drawn, num_parts, balance):
     graph = make(drawn)
-    level = finest(graph, shift=shift, num_threads=num_threads)
+    criteria = read_balance(graph, balance)
+    loads = switching._loads(graph, criteria)
+    assert loads.stored.nbytes == graph.num_nodes * ("train" in balance)
+    part_of = (np.arange(graph.num_nodes) % num_parts).astype(np.int32)
+    found = loads.by_part(part_of, num_parts)
+    assert len(found) == len(criteria) + (balance == "nodes")  # edges join unasked
+    for row, criterion in zip(found, [*criteria, *read_balance(graph, "edges")], strict=False):
+        assert row.tolist() == criterion.loads(part_of, num_parts).tolist()
+
+
+@settings(max_examples=30, deadline=None)
+@given(drawn=GRAPHS, shift=st.integers(0, 3), num_threads=st.integers(1, 3), keep=st.booleans())
+def test_readers_of_chunks(drawn, shift, num_threads, keep):
+    graph = make(drawn)
+    level = replace(finest(graph, shift=shift, num_threads=num_threads), keep=keep)
     if level.two_way:
         return
     dst = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
     seen = 0
     for chunk, count in level.chunks():
         ptr, reader = level.readers(chunk, count)
+        assert (level.readers(chunk, count)[1] is reader) == keep
         for i in range(count):
             v = chunk + (i << shift)
             assert reader[ptr[i] : ptr[i + 1]].tolist() == dst[graph.col == v].tolist()
