@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -32,6 +32,7 @@ from tiergnn.kernels.gather import gather
 from tiergnn.kernels.table import RowTable
 from tiergnn.models.zoo import build
 from tiergnn.planner.cost import Costs
+from tiergnn.planner.fit import Fit, fit
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.simulate import simulate
 from tiergnn.planner.strategies.knobs import Knobs
@@ -45,6 +46,7 @@ from tiergnn.runtime.source_classes import reach_of
 from tiergnn.schedule.actions import Action, Op
 from tiergnn.schedule.contents import What
 from tiergnn.schedule.schedule import Schedule
+from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.metering import evaluation_of, workload_of
 from tiergnn.training.options import Options
 from tiergnn.transport.alone import Alone, Shelf
@@ -235,6 +237,7 @@ def _turned(graph: Graph, device: torch.device) -> Graph:
 
 
 UNTIMED = EAGER + 1  # epochs: kernels are compiled, and a step is recorded
+Sample = tuple[Schedule, Timeline]
 
 
 class Epochs(NamedTuple):
@@ -245,9 +248,9 @@ class Epochs(NamedTuple):
 
 def measured(
     ready: Ready, model: str, way: str, machine: Machine, epochs: int, limit_s: float
-) -> dict[str, Any]:
-    """The row of one way to train a model on a graph. Epochs end after ``limit_s``, if at least
-    two were timed."""
+) -> tuple[dict[str, Any], Sample]:
+    """The row of one way to train a model on a graph, and what it ran. Epochs end after
+    ``limit_s``, if at least two were timed."""
     begun = time.perf_counter()
     works, labelled = ready.works(model), np.asarray(ready.graph.splits["train"])
     strategy, knobs = knobs_of(way)
@@ -273,13 +276,27 @@ def measured(
     ):
         set_up_s = time.perf_counter() - begun
         found = _epochs(ready, ranked, t, epochs, limit_s)
-        row = _row(ranked, found, machine, plan.layout)
+        row, sample = _row(ranked, found, machine, plan.layout)
     bound_bytes = unique_bytes(works[0], ready, machine)
     row |= {"bound_bytes": bound_bytes, "set_up_s": set_up_s}
-    return row | {"cell_s": time.perf_counter() - begun}
+    return row | {"cell_s": time.perf_counter() - begun}, sample
 
 
-def _row(ranked: Ranked, found: Epochs, machine: Machine, layout: Layout) -> dict[str, Any]:
+def learn(samples: Sequence[tuple[dict[str, Any], Sample]], machine: Machine) -> Fit:
+    """What the measured actions of all rows teach; each row gets its seconds by that, with what a
+    step takes beyond its actions (the host's, and the parameters' move), in the median of all."""
+    taught = fit(Costs.of(machine), [sample for _, sample in samples])
+    around_s = statistics.median(row["around_s"] for row, _ in samples)
+    for row, (schedule, _) in samples:
+        spans = simulate(schedule, machine, taught.costs).spans
+        own = (s.end_s for s in spans if s.rank == RANK and s.label != "STEP")
+        row["fitted_s"] = max(own) + around_s
+    return taught
+
+
+def _row(
+    ranked: Ranked, found: Epochs, machine: Machine, layout: Layout
+) -> tuple[dict[str, Any], Sample]:
     timeline = ranked.timeline
     assert timeline is not None
     by_index = {span.index: span.moved_bytes for span in timeline.spans}
@@ -288,13 +305,14 @@ def _row(ranked: Ranked, found: Epochs, machine: Machine, layout: Layout) -> dic
     counted = [a for a in ranked.schedule.actions if a.rank == RANK and a.op in _COUNTED]
     predicted = simulate(ranked.schedule, machine, Costs.of(machine))
     busy = {lane: s for (_, lane), s in timeline.busy_s().items() if s}
-    return {
+    row = {
         "epoch_s": statistics.median(found.seconds[UNTIMED:]),
         "epochs_s": found.seconds,
         "predicted_s": predicted.seconds,
         "predicted_busy_s": {lane: s for (r, lane), s in predicted.busy_s().items() if r == RANK},
         "busy_s": busy,
         "busiest_frac": max(busy.values()) / found.seconds[-1],
+        "around_s": found.seconds[-1] - timeline.seconds,
         "moved_bytes": moved,
         "as_planned": all(by_index[a.index] == a.moved_bytes for a in counted),
         "halo_rows": [layout.part(RANK, leaving=back).halo for back in (False, True)],
@@ -302,6 +320,7 @@ def _row(ranked: Ranked, found: Epochs, machine: Machine, layout: Layout) -> dic
         "peak_bytes": ranked.peak_bytes,
         "unrecorded": ranked.unrecorded,
     }
+    return row, (ranked.schedule, timeline)
 
 
 def _epochs(ready: Ready, ranked: Ranked, t: Alone, count: int, limit_s: float) -> Epochs:

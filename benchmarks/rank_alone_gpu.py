@@ -8,7 +8,8 @@ keeps a quarter of all rows on the device and 15% in host memory, ``serial`` is 
 and ``sync`` refreshes caches before anything is summed.
 
 Each row has the measured epoch (the median of some, the first dropped), the simulator's for the
-same schedule on a machine whose peers are behind this link, the bytes read of others, the bound
+same schedule on a machine whose peers are behind this link, by the machine's rates and by what the
+measured actions of all rows taught of them, the bytes read of others, the bound
 "unique rows of others x bytes / measured link rate" and the share of the epoch that it is, and the
 share in which the busiest lane was busy. Rows are written as soon as they are known; nothing is
 begun that could end after ``--limit-s``.
@@ -17,6 +18,7 @@ begun that could end after ``--limit-s``.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import time
@@ -34,14 +36,17 @@ from rank_alone_cells import (
     RANKS,
     UNTIMED,
     Ready,
+    Sample,
     device_of,
     emptied,
+    learn,
     machine_of,
     measured,
     rates_of,
 )
 from rank_alone_table import page
 from staged_gpu import Shapes
+from tiergnn import frozen
 from tiergnn.hardware.machine import Machine
 from tiergnn.transport.alone import Shelf
 from tiergnn.units import format_bytes
@@ -67,20 +72,22 @@ def line_of(row: dict[str, Any]) -> str:
     )
 
 
-def row_of(ready: Ready, cell: str, way: str, run: Run) -> dict[str, Any]:
+def row_of(ready: Ready, cell: str, way: str, run: Run) -> tuple[dict[str, Any], Sample | None]:
     row: dict[str, Any] = {"cell": cell, "way": way}
+    model, count = cell.split()[1], run.epochs + UNTIMED
     try:
-        row |= measured(ready, cell.split()[1], way, run.machine, run.epochs + UNTIMED, run.cell_s)
+        found, sample = measured(ready, model, way, run.machine, count, run.cell_s)
+        row |= found
     except Exception as error:  # told in its row; the next one is begun
         told = traceback.format_exception(error, limit=-8)
-        return row | {"failed": "".join(told)[-4000:]}
+        return row | {"failed": "".join(told)[-4000:]}, None
     finally:
         emptied(ready.device)
     moved, link_Bps = row["moved_bytes"], run.link_Bps
     row["bound_s"] = row["bound_bytes"] / link_Bps
     row["share_of_bound"] = row["bound_s"] / row["epoch_s"]
     row["share_of_link"] = (moved["read"] + moved["came"]) / link_Bps / row["epoch_s"]
-    return row
+    return row, sample
 
 
 class Run(NamedTuple):
@@ -102,6 +109,7 @@ def measure_all(args: argparse.Namespace) -> None:
     print(rates_text(rates), flush=True)
     run = Run(machine_of(args.machine, rates), rates["h2d"], args.epochs, args.cell_s)
     shapes, longest = Shapes(args.device, args.shrink), 0.0
+    samples: list[tuple[dict[str, Any], Sample]] = []
     for name in dict.fromkeys(cell.split()[0] for cell in args.cells):
         start = time.monotonic()
         ready = Ready(name, shapes, device, shelf, waits=args.waits, capture=args.capture)
@@ -114,18 +122,35 @@ def measure_all(args: argparse.Namespace) -> None:
                 if start - begun + longest > args.limit_s:
                     print(f"no time is left for {cell} {way}", flush=True)
                     continue
-                row = row_of(ready, cell, way, run)
+                row, sample = row_of(ready, cell, way, run)
+                samples += [] if sample is None else [(row, sample)]
                 longest = max(longest, time.monotonic() - start)
                 record["rows"].append(row)
                 (args.out / f"{args.name}.json").write_text(json.dumps(record, indent=1) + "\n")
                 print(line_of(row), flush=True)
         del ready
         emptied(device)
+    if samples:
+        learned = learn(samples, run.machine)
+        if args.actions is not None:
+            keep(args.actions, samples, run.machine)
+        record["factors"] = dict(learned.costs.factors)
+        print(learned)
     record["took_s"] = time.monotonic() - begun
     (args.out / f"{args.name}.json").write_text(json.dumps(record, indent=1) + "\n")
     text = page(record)
     (args.out / f"{args.name}.md").write_text(text)
     print(text)
+
+
+def keep(path: Path, samples: list[tuple[dict[str, Any], Sample]], machine: Machine) -> None:
+    """What was run and when, to learn from it again."""
+    runs = [
+        [row["cell"], row["way"], frozen.encode(schedule), frozen.encode(timeline)]
+        for row, (schedule, timeline) in samples
+    ]
+    text = json.dumps({"machine": frozen.encode(machine), "runs": runs})
+    path.write_bytes(gzip.compress(text.encode()))
 
 
 def rates_text(rates: dict[str, Any]) -> str:
@@ -154,6 +179,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=540.0)
     parser.add_argument("--name", default="rank_alone_gpu", help="of the results' files")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--actions", type=Path, help="a file (.json.gz) of all actions as they ran")
     args = parser.parse_args()
     args.ways = list(dict.fromkeys([*args.ways, *(ABLATION if args.ablation else ())]))
     args.out.mkdir(parents=True, exist_ok=True)

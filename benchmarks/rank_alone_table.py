@@ -45,15 +45,26 @@ def page(record: dict[str, Any]) -> str:
         f"{gpu}. {sentence(record)} The other ranks' rows lie in host memory behind the link "
         f"(copies in {record['rates_Bps']['h2d'] / 1e9:.1f} GB/s); they are never late, and read "
         f"nothing of this rank; meetings {meet}. Predicted: the simulator, on a machine whose "
-        "peers are behind that link. Bound: every row of others that a pass reads once, but those "
-        "of inputs, over the link's rate.",
+        "peers are behind that link; fitted: by what the measured actions of all rows taught, and "
+        "the median of what steps take beyond their actions. Bound: every row of others that a "
+        "pass reads once, but those of inputs, over the link's rate.",
         *(["", *failed] if failed else []),
+        *_worst(rows),
     ]
     for cell in dict.fromkeys(row["cell"] for row in rows):
         lines += ["", f"## {cell}", "", *_cell([row for row in rows if row["cell"] == cell])]
     lines += ["", "## Times as fast, geometric means over cells", "", *_means(rows)]
     lines += ["", "## LEO's switches", "", *_switches(rows), "", NOT_SWITCHES]
     return "\n".join(lines) + "\n"
+
+
+def _worst(rows: list[Row]) -> list[str]:
+    off = sorted(abs(row["fitted_s"] / row["epoch_s"] - 1) for row in rows if "fitted_s" in row)
+    if not off:
+        return []
+    within = sum(each <= 0.15 for each in off)
+    told = f"Fitted, {within} of {len(off)} are within 15%; {off[len(off) // 2]:.0%} in the median"
+    return ["", f"{told}, {off[-1]:.0%} at worst."]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -64,7 +75,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _cell(rows: list[Row]) -> list[str]:
     seconds = {row["way"]: row["epoch_s"] for row in rows}
     head = (
-        "way", "ms an epoch", "predicted", "off", "read of others", "bound, ms",
+        "way", "ms an epoch", "predicted", "off", "fitted", "off", "read of others", "bound, ms",
         "share of the bound", "link busy at its rate", "busiest lane", "over mgg", "over uva",
     )  # fmt: skip
     return _table(
@@ -75,6 +86,7 @@ def _cell(rows: list[Row]) -> list[str]:
                 f"{1e3 * row['epoch_s']:.2f}",
                 f"{1e3 * row['predicted_s']:.2f}",
                 f"{row['predicted_s'] / row['epoch_s'] - 1:+.0%}",
+                *_fitted(row),
                 format_bytes(row["moved_bytes"]["read"]),
                 f"{1e3 * row['bound_s']:.2f}",
                 f"{row['share_of_bound']:.0%}",
@@ -85,6 +97,13 @@ def _cell(rows: list[Row]) -> list[str]:
             for row in rows
         ],
     )
+
+
+def _fitted(row: Row) -> list[str]:
+    seconds = row.get("fitted_s")
+    if seconds is None:
+        return ["", ""]
+    return [f"{1e3 * seconds:.2f}", f"{seconds / row['epoch_s'] - 1:+.0%}"]
 
 
 def _times(other: float | None, own: float) -> str:
