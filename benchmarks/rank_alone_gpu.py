@@ -146,7 +146,7 @@ def measure_all(args: argparse.Namespace) -> None:
 def keep(path: Path, samples: list[tuple[dict[str, Any], Sample]], machine: Machine) -> None:
     """What was run and when, to learn from it again."""
     runs = [
-        [row["cell"], row["way"], frozen.encode(schedule), frozen.encode(timeline)]
+        [row["cell"], row["way"], schedule.to_json(), frozen.encode(timeline)]
         for row, (schedule, timeline) in samples
     ]
     text = json.dumps({"machine": frozen.encode(machine), "runs": runs})
