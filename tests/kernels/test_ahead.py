@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from tests.kernels.ahead import ARCHS, compiled_ahead
 from tests.kernels.blocks import ragged, rand
 from tests.kernels.epilogues import CASES, KEY
-from tiergnn.kernels.aggregate import gpu, gpu_kernels
+from tiergnn.kernels.aggregate import gpu, gpu_kernels, gpu_max
 from tiergnn.kernels.columns import gpu as columns_gpu
 from tiergnn.kernels.dropout import gpu as dropout_gpu
 from tiergnn.kernels.dropout import threshold
@@ -19,6 +19,7 @@ from tiergnn.kernels.epilogue.reference import Options, Terms
 from tiergnn.kernels.gather import gpu as gather_gpu
 from tiergnn.kernels.tasks import MOST
 
+KERNELS = {name for name in vars(gpu_kernels) | vars(gpu_max) if name.endswith("_kernel")}
 BLOCK = ragged([2, 0, 99, 2 * MOST, *[0] * 9], 60)  # parts, long rows and short ones
 
 
@@ -52,8 +53,7 @@ def test_other_aggregations(arch):
         gpu.maximum_grad_x(rowptr_t, dst_t, edge_t, gpu.plan(rowptr_t), rows, rows, x, weight)
         gpu.maximum_grad_weight(BLOCK.rowptr, BLOCK.col, plan, rows, rows, x, weight)
         gpu.edge_dot(BLOCK.rowptr, BLOCK.col, plan, rows, x)
-    kernels = {name for name in vars(gpu_kernels) if name.endswith("_kernel")}
-    assert set(found) == kernels - {"sum_kernel"}
+    assert set(found) == KERNELS - {"sum_kernel"}
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -108,8 +108,18 @@ def test_rows_of_several_tables(arch):
         gpu.edge_dot(*given, g, tables, 4, shift)
         gpu.maximum_grad_weight(*given, g, g, tables, weight, shift)
         gpu.maximum_grad_x(*given[:2], at, plan, g, g, x[:13], weight)
-    kernels = {name for name in vars(gpu_kernels) if name.endswith("_kernel")}
-    assert set(found) == kernels
+    assert set(found) == KERNELS
+    assert found["sum_kernel"][0].count("ld.global.v4.b32") >= 2 * gpu.LOADS
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_rows_beyond_a_link(arch, monkeypatch):
+    """By few programs in turns; read 16 bytes at a time all the same."""
+    x = rand(60, 32).float()
+    tables, (at, shift) = (x[:50], x[50:].clone()), BLOCK.places((50, 10))
+    monkeypatch.setattr(gpu, "far", lambda *_: True)
+    with compiled_ahead(arch) as found:
+        gpu.weighted_sum(BLOCK.rowptr, at, gpu.plan(BLOCK.rowptr), tables, None, None, False, shift)
     assert found["sum_kernel"][0].count("ld.global.v4.b32") >= 2 * gpu.LOADS
 
 

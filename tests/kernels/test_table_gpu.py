@@ -8,7 +8,7 @@ import torch
 from tests.kernels.blocks import ragged, rand
 from tests.kernels.device import DEVICE, INTERPRETED, SUITE, on_gpu
 from tests.kernels.test_table import compare
-from tiergnn.kernels import backend
+from tiergnn.kernels import backend, gpu_rows
 from tiergnn.kernels.aggregate import REDUCTIONS, aggregate, gpu
 from tiergnn.kernels.table import RowTable
 
@@ -51,6 +51,17 @@ def test_weights_of_heads(reduce, heads, width):
     for got, again, one in zip(*runs, wants, strict=True):
         assert torch.equal(got, again)
         torch.testing.assert_close(got.double(), one, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [3, 40])
+def test_rows_beyond_a_link_are_summed_by_few_programs(width, monkeypatch):
+    """To the bit: each task is done as before, only in turns."""
+    block, x = ragged([*range(40), 600, *[9] * 80], 700).to(DEVICE), rand(700, width).float()
+    table = RowTable([x[:600].to(DEVICE), x[600:].to(DEVICE)])
+    want = aggregate(block, table)
+    monkeypatch.setattr(gpu, "far", lambda *_: True)
+    monkeypatch.setattr(gpu_rows, "_multiprocessors", lambda _: 1)
+    assert torch.equal(aggregate(block, table), want)
 
 
 @on_gpu

@@ -8,6 +8,7 @@ Legend: B tables, M places.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 from typing import Any
 
@@ -75,6 +76,28 @@ def table_of(
         "ELEMENT": _ELEMENTS[dtype],
         "VECTOR": vector_bytes(addresses, stride * size, columns * size),
     }
+
+
+def far(tables: tuple[Tensor, ...], device: torch.device) -> bool:
+    """Whether some lie beyond the device that reads them, so that rows come over a link."""
+    return any(table.device != device and table.numel() > 0 for table in tables)
+
+
+def beside(grid: tuple[int, int], device: torch.device, each: int) -> tuple[int, int]:
+    """A grid that leaves room for other kernels: ``each`` programs on a multiprocessor at most.
+
+    A link needs few bytes on their way. Programs that wait for it in all places of the device would
+    hold up the sums of rows that are there, which are to be made meanwhile.
+    """
+    programs, blocks = grid
+    return min(programs, max(1, each * _multiprocessors(device) // blocks)), blocks
+
+
+@lru_cache(maxsize=64)
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":  # interpreted
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def vector_bytes(addresses: tuple[int, ...], stride_bytes: int, row_bytes: int) -> int:

@@ -19,12 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tiergnn.kernels.aggregate.gpu_kernels import (
-    edge_kernel,
-    max_grad_kernel,
-    max_kernel,
-    sum_kernel,
-)
+from tiergnn.kernels.aggregate.gpu_kernels import edge_kernel, sum_kernel
+from tiergnn.kernels.aggregate.gpu_max import max_grad_kernel, max_kernel
 from tiergnn.kernels.aggregate.reference import wide
 from tiergnn.kernels.aggregate.shapes import (
     LINE_BYTES,
@@ -33,7 +29,7 @@ from tiergnn.kernels.aggregate.shapes import (
     shape_of,
     vector_of,
 )
-from tiergnn.kernels.gpu_rows import table_of, vector_bytes
+from tiergnn.kernels.gpu_rows import beside, far, table_of, vector_bytes
 from tiergnn.kernels.launch import launch
 from tiergnn.kernels.table import typical
 from tiergnn.kernels.tasks import Tasks, cut_rows, launches
@@ -43,6 +39,7 @@ Rows = Tensor | tuple[Tensor, ...]  # [S, D], or tables of such: see ``reference
 
 LOADS = 8  # of rows that a thread has on their way at once
 FEW_LOADS = 4  # the same where a kernel reads several rows an edge, or sums in float64
+_FAR_SUMS = 4  # programs, of a warp each, on a multiprocessor: see ``gpu_rows.beside``
 _REUSE = 8  # edges a row from which on a copy pays that aligns the rows
 
 
@@ -70,7 +67,9 @@ def weighted_sum(
         part = _parts_of(plan, x.shape[1], wide(x.dtype), out.device)
         more = rows | {"col": col, "weight": weight, "edge": edge, "out": out, "part": part}
         more |= {"rowptr": None, "COLUMNS": columns, "MEAN": mean, **_heads(weight, columns)}
+        more["FAR"] = isinstance(x_SD, tuple) and far(x_SD, out.device)
         for grid, given in over(plan, x, LOADS, vector=rows["LOAD"]):
+            grid = beside(grid, out.device, _FAR_SUMS) if more["FAR"] else grid
             launch(sum_kernel, grid, given | more)
         merge_sums(plan, part, rowptr if mean else None, out)
     return out
@@ -88,6 +87,7 @@ def merge_sums(tasks: Tasks, part: Tensor | None, rowptr: Tensor | None, out: Te
         more = {"col": order, "weight": None, "edge": None, "out": out, "part": part}
         more |= _heads(None, 0) | table_of((table,), 0, out.device, table.shape[1])
         more |= {"rowptr": rowptr, "COLUMNS": out.shape[1], "MEAN": rowptr is not None}
+        more["FAR"] = False
         for grid, given in over(tasks, table, FEW_LOADS, merge=True):
             launch(sum_kernel, grid, given | more)
 

@@ -24,7 +24,12 @@ RANGES = ["first", "last", "num_parts"]  # not worth a compilation for every kin
 @triton.jit
 def open_tasks(row, start, size, first, last, ROWS: tl.constexpr):
     """Number, row, first edge and size of this program's tasks, [R] each; size 0 past the last."""
-    task = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    return _tasks_of(tl.program_id(0), row, start, size, first, last, ROWS)
+
+
+@triton.jit
+def _tasks_of(program, row, start, size, first, last, ROWS: tl.constexpr):
+    task = first + program * ROWS + tl.arange(0, ROWS)
     own = task < last
     begin = tl.load(start + task, mask=own, other=0).to(tl.int64)
     num_edges = tl.load(size + task, mask=own, other=0)
@@ -33,7 +38,7 @@ def open_tasks(row, start, size, first, last, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _round_to(value, pointer):
+def round_to(value, pointer):
     """The value in the dtype that the pointer's memory holds."""
     if pointer.dtype.element_ty != tl.float64:  # no direct way from float64 to 16 bits
         value = value.to(tl.float32)
@@ -41,10 +46,10 @@ def _round_to(value, pointer):
 
 
 @triton.jit
-def _edges_of(col, weight, edge, at, live, SUM: tl.constexpr, HEADS: tl.constexpr):
+def edges_of(col, weight, edge, at, live, SUM: tl.constexpr, HEADS: tl.constexpr):
     """Source row and weight of the edges ``at``; -1 where they are not live.
 
-    With HEADS weights an edge, which ``_times`` reads, the edge in the place of its weight.
+    With HEADS weights an edge, which ``times`` reads, the edge in the place of its weight.
     """
     source = tl.load(col + at, mask=live, other=-1)
     if weight is None:
@@ -60,7 +65,7 @@ def _edges_of(col, weight, edge, at, live, SUM: tl.constexpr, HEADS: tl.constexp
 
 
 @triton.jit
-def _times(tile, factor, weight, d, SUM: tl.constexpr, HEADS: tl.constexpr, FEATURES: tl.constexpr):
+def times(tile, factor, weight, d, SUM: tl.constexpr, HEADS: tl.constexpr, FEATURES: tl.constexpr):
     """A tile [..., W] of SUM, times the weights of its edges [...] for columns d [W]."""
     along = tl.expand_dims(factor, -1)
     if HEADS > 0:
@@ -90,12 +95,13 @@ def _add_tile(
     """acc [R, L, W] plus a tile [R*U*L, W]: every thread adds up what it loaded itself."""
     tile = tile.to(SUM)
     if weight is not None:
-        tile = _times(tile, factor, weight, d, SUM, HEADS, FEATURES)
+        tile = times(tile, factor, weight, d, SUM, HEADS, FEATURES)
     return acc + tl.sum(tl.reshape(tile, (ROWS, UNROLL, LANES, BLOCK)), 1)
 
 
-@triton.jit(do_not_specialize=RANGES)
-def sum_kernel(
+@triton.jit
+def _sum_tasks(
+    program,
     x,
     col,
     weight,
@@ -131,7 +137,7 @@ def sum_kernel(
     some versions of Triton deal lanes out to the wrong one.
     """
     STEP: tl.constexpr = UNROLL * LANES
-    task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
+    task, own, target, begin, num_edges = _tasks_of(program, row, start, size, first, last, ROWS)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     within = (d < WIDTH)[None, :]
     e = tl.arange(0, STEP)[None, :]
@@ -139,7 +145,7 @@ def sum_kernel(
     left = tl.reshape(num_edges[:, None] - e, (ROWS * STEP,))
     full = tl.min(num_edges, 0) // STEP * STEP
     acc = tl.zeros((ROWS, LANES, BLOCK), SUM)
-    source, factor = _edges_of(col, weight, edge, at, left > 0, SUM, HEADS)
+    source, factor = edges_of(col, weight, edge, at, left > 0, SUM, HEADS)
     for i in range(0, full, STEP):
         rows = places_at(x, source, source >= 0, STRIDE, SHIFT, ELEMENT, VECTOR)
         place = rows[:, None] + d[None, :]
@@ -149,7 +155,7 @@ def sum_kernel(
             tile = tl.load(place, mask=within, other=0)
         before = factor
         next_at = i + STEP
-        source, factor = _edges_of(col, weight, edge, at + next_at, left > next_at, SUM, HEADS)
+        source, factor = edges_of(col, weight, edge, at + next_at, left > next_at, SUM, HEADS)
         acc = _add_tile(
             acc, tile, before, weight, d, SUM, HEADS, FEATURES, ROWS, UNROLL, LANES, BLOCK
         )
@@ -159,7 +165,7 @@ def sum_kernel(
         tile = tl.load(place, mask=(source >= 0)[:, None] & within, other=0)
         before = factor
         next_at = i + STEP
-        source, factor = _edges_of(col, weight, edge, at + next_at, left > next_at, SUM, HEADS)
+        source, factor = edges_of(col, weight, edge, at + next_at, left > next_at, SUM, HEADS)
         acc = _add_tile(
             acc, tile, before, weight, d, SUM, HEADS, FEATURES, ROWS, UNROLL, LANES, BLOCK
         )
@@ -168,7 +174,7 @@ def sum_kernel(
     split = own & (task < num_parts)
     if part is not None:
         place = part + task.to(tl.int64)[:, None] * WIDTH + d[None, :]
-        tl.store(place, _round_to(total, part), mask=split[:, None] & within)
+        tl.store(place, round_to(total, part), mask=split[:, None] & within)
     whole = own & (task >= num_parts)
     if MEAN:
         degree = num_edges
@@ -177,7 +183,54 @@ def sum_kernel(
             degree = above - tl.load(rowptr + target, mask=whole, other=0)
         total /= tl.maximum(degree, 1).to(SUM)[:, None]
     place = out + target[:, None] * COLUMNS + d[None, :]
-    tl.store(place, _round_to(total, out), mask=whole[:, None] & (d < COLUMNS)[None, :])
+    tl.store(place, round_to(total, out), mask=whole[:, None] & (d < COLUMNS)[None, :])
+
+
+@triton.jit(do_not_specialize=RANGES)
+def sum_kernel(
+    x,
+    col,
+    weight,
+    edge,
+    out,
+    part,
+    row,
+    start,
+    size,
+    rowptr,
+    first,
+    last,
+    num_parts,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    MEAN: tl.constexpr,
+    SHIFT: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HEADS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    SUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    LANES: tl.constexpr,
+    FAR: tl.constexpr,
+):
+    """All tasks; with FAR by programs that are fewer, in turns, which leave room beside them."""
+    if FAR:
+        for program in range(tl.program_id(0), tl.cdiv(last - first, ROWS), tl.num_programs(0)):
+            _sum_tasks(
+                program, x, col, weight, edge, out, part, row, start, size, rowptr, first, last,
+                num_parts, STRIDE, WIDTH, COLUMNS, MEAN, SHIFT, ELEMENT, VECTOR, HEADS, FEATURES,
+                SUM, BLOCK, ROWS, UNROLL, LANES,
+            )  # fmt: skip
+    else:
+        _sum_tasks(
+            tl.program_id(0), x, col, weight, edge, out, part, row, start, size, rowptr, first,
+            last, num_parts, STRIDE, WIDTH, COLUMNS, MEAN, SHIFT, ELEMENT, VECTOR, HEADS, FEATURES,
+            SUM, BLOCK, ROWS, UNROLL, LANES,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=RANGES[:2])
@@ -240,9 +293,9 @@ def edge_kernel(
                 else:
                     factor = tl.load(weight + at, mask=live, other=0).to(SUM)
                 limit = tl.load(best + target[:, None] * WIDTH + d[None, :], mask=inside, other=0)
-                message = _times(tile.to(SUM), factor, weight, d, SUM, HEADS, FEATURES)
+                message = times(tile.to(SUM), factor, weight, d, SUM, HEADS, FEATURES)
                 message = message.to(tile.dtype)
-                product = tl.where(_reaches(message, limit[:, None, :]), product, 0.0)
+                product = tl.where(reaches(message, limit[:, None, :]), product, 0.0)
             if FEATURES == 1 and HEADS > 0:
                 tl.store(out + at[:, :, None] * HEADS + d[None, None, :], product, mask=within)
             else:
@@ -254,144 +307,6 @@ def edge_kernel(
 
 
 @triton.jit
-def _reaches(message, best):
+def reaches(message, best):
     """Whether a message is the maximum; NaN is NaN's equal."""
     return (message == best) | ((message != message) & (best != best))
-
-
-@triton.jit(do_not_specialize=RANGES)
-def max_kernel(
-    x,
-    col,
-    weight,
-    count,
-    out,
-    ties,
-    part_out,
-    part_ties,
-    row,
-    start,
-    size,
-    first,
-    last,
-    num_parts,
-    STRIDE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SHIFT: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    VECTOR: tl.constexpr,
-    HEADS: tl.constexpr,
-    FEATURES: tl.constexpr,
-    SUM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    UNROLL: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """The largest message weight * x[col] of each task [P, D] or [Q, D], and how many reach it.
-
-    ``count`` [Q, D]: how many each row of x stands for (None: one). NaN is larger than any number.
-    """
-    STEP: tl.constexpr = UNROLL * LANES
-    task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
-    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    within = d < WIDTH
-    e = tl.arange(0, STEP)[None, :]
-    best = tl.full((ROWS, STEP, BLOCK), float("-inf"), SUM)
-    number = tl.zeros((ROWS, STEP, BLOCK), tl.int32)
-    for i in range(0, tl.max(num_edges, 0), STEP):
-        live = i + e < num_edges[:, None]
-        at = begin[:, None] + i + e
-        source, factor = _edges_of(col, weight, None, at, live, SUM, HEADS)
-        rows = places_at(x, source, live, STRIDE, SHIFT, ELEMENT, VECTOR)
-        inside = live[:, :, None] & within[None, None, :]
-        message = tl.load(rows[:, :, None] + d[None, None, :], mask=inside, other=0)
-        if weight is not None:
-            product = _times(message.to(SUM), factor, weight, d, SUM, HEADS, FEATURES)
-            message = product.to(message.dtype)
-        message = message.to(SUM)
-        more = tl.full((ROWS, STEP, BLOCK), 1, tl.int32)
-        if count is not None:
-            place = (source.to(tl.int64) * STRIDE)[:, :, None] + d[None, None, :]
-            more = tl.load(count + place, mask=inside, other=0)
-        larger = (message > best) | ((message != message) & (best == best))
-        kept = tl.where(_reaches(message, best), number + more, number)
-        number = tl.where(inside, tl.where(larger, more, kept), number)
-        best = tl.where(inside & larger, message, best)
-    odd = best != best
-    any_odd = tl.max(odd.to(tl.int32), 1) > 0
-    largest = tl.max(tl.where(odd, float("-inf"), best), 1)
-    largest = tl.where(any_odd, float("nan"), largest)
-    number = tl.sum(tl.where(_reaches(best, largest[:, None, :]), number, 0), 1)
-    largest = tl.where((num_edges > 0)[:, None], largest, 0.0)
-
-    if part_out is not None:
-        place = task.to(tl.int64)[:, None] * WIDTH + d[None, :]
-        mask = (own & (task < num_parts))[:, None] & within[None, :]
-        tl.store(part_out + place, largest.to(part_out.dtype.element_ty), mask=mask)
-        tl.store(part_ties + place, number, mask=mask)
-    place = target[:, None] * WIDTH + d[None, :]
-    mask = (own & (task >= num_parts))[:, None] & within[None, :]
-    tl.store(out + place, largest.to(out.dtype.element_ty), mask=mask)
-    tl.store(ties + place, number, mask=mask)
-
-
-@triton.jit(do_not_specialize=RANGES)
-def max_grad_kernel(
-    share,
-    best,
-    x,
-    dst,
-    weight,
-    edge,
-    out,
-    part,
-    row,
-    start,
-    size,
-    first,
-    last,
-    num_parts,
-    STRIDE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HEADS: tl.constexpr,
-    FEATURES: tl.constexpr,
-    SUM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    UNROLL: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """out[row] [S, D] or part[task]: sum over out-edges of weight * share[dst] [P, D].
-
-    Only those count whose message weight * x[row] is best[dst] [P, D].
-    """
-    STEP: tl.constexpr = UNROLL * LANES
-    task, own, target, begin, num_edges = open_tasks(row, start, size, first, last, ROWS)
-    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    within = d < WIDTH
-    e = tl.arange(0, STEP)[None, :]
-    inside = own[:, None] & within[None, :]
-    mine = tl.load(x + target[:, None] * STRIDE + d[None, :], mask=inside, other=0)[:, None, :]
-    acc = tl.zeros((ROWS, STEP, BLOCK), SUM)
-    for i in range(0, tl.max(num_edges, 0), STEP):
-        live = i + e < num_edges[:, None]
-        at = begin[:, None] + i + e
-        target_of, factor = _edges_of(dst, weight, edge, at, live, SUM, HEADS)
-        place = (target_of.to(tl.int64) * WIDTH)[:, :, None] + d[None, None, :]
-        there = live[:, :, None] & within[None, None, :]
-        limit = tl.load(best + place, mask=there, other=0)
-        passed = tl.load(share + place, mask=there, other=0)
-        message = mine
-        if weight is not None:
-            message = _times(mine.to(SUM), factor, weight, d, SUM, HEADS, FEATURES).to(mine.dtype)
-            passed = _times(passed, factor, weight, d, SUM, HEADS, FEATURES)
-        acc += tl.where(_reaches(message, limit), passed, 0.0)
-    total = tl.sum(acc, 1)
-    if part is not None:
-        place = part + task.to(tl.int64)[:, None] * WIDTH + d[None, :]
-        split = (own & (task < num_parts))[:, None] & within[None, :]
-        tl.store(place, _round_to(total, part), mask=split)
-    whole = (own & (task >= num_parts))[:, None] & within[None, :]
-    place = out + target[:, None] * WIDTH + d[None, :]
-    tl.store(place, _round_to(total, out), mask=whole)

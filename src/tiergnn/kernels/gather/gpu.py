@@ -14,12 +14,13 @@ from torch import Tensor
 
 from tiergnn.kernels.aggregate.gpu import dense_rows, on
 from tiergnn.kernels.aggregate.shapes import power_of_two
-from tiergnn.kernels.gpu_rows import places_at, table_of
+from tiergnn.kernels.gpu_rows import beside, far, places_at, table_of
 from tiergnn.kernels.launch import launch
 
 NUMBERS = 2048  # of a program: rows by columns
 _WIDEST = 512  # columns
 _WARPS = 4
+_FAR = 1  # programs on a multiprocessor: see ``gpu_rows.beside``
 
 
 @triton.jit(do_not_specialize=["num_indices"])
@@ -40,8 +41,37 @@ def move_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """out[target[m]] = the row of x at place at[m], or += in SUM with ADD; None: m itself."""
-    m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """out[target[m]] = the row of x at place at[m], or += in SUM with ADD; None: m itself.
+
+    Programs that are fewer than the tiles of rows take them in turns.
+    """
+    for tile in range(tl.program_id(0), tl.cdiv(num_indices, ROWS), tl.num_programs(0)):
+        _move_tile(
+            tile, x, at, target, out, num_indices, STRIDE, OUT_STRIDE, COLUMNS, SHIFT, ELEMENT,
+            VECTOR, ADD, SUM, ROWS, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def _move_tile(
+    tile,
+    x,
+    at,
+    target,
+    out,
+    num_indices,
+    STRIDE: tl.constexpr,
+    OUT_STRIDE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    ELEMENT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    ADD: tl.constexpr,
+    SUM: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    m = (tl.zeros((ROWS,), tl.int64) + tile) * ROWS + tl.arange(0, ROWS)
     own = m < num_indices
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = own[:, None] & (d < COLUMNS)[None, :]
@@ -91,5 +121,7 @@ def move(
         "BLOCK": block,
     }
     grid = triton.cdiv(index.numel(), rows), triton.cdiv(columns, block)
+    if far((*tables, out_ND), index.device):
+        grid = beside(grid, index.device, _FAR)
     with on(index):
         launch(move_kernel, grid, given, num_warps=_WARPS)
