@@ -61,6 +61,14 @@ def test_two_lanes_run_side_by_side():
     assert timeline.bottleneck == "compute"
 
 
+def test_lanes_on_a_cpu_share_its_cores():
+    w = Writer("test")
+    w.add(0, H2D, Op.COPY, work=[move("h2d", 2)])
+    w.add(0, COMPUTE, Op.FORWARD, work=[stream(3)])
+    cpu = replace(machine(), device=replace(machine().device, kind="cpu"))
+    assert at(clocked(w.finish(), cpu)) == {0: (0, 4), 1: (0, 5)}
+
+
 def test_nothing_begins_before_the_host_has_queued_it():
     """Of steps that are walked action by action; what a lane is at does not wait for the host."""
     on = machine(1)

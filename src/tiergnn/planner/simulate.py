@@ -192,6 +192,8 @@ class _Clock:
     # Wires
 
     def _wire_of(self, link: str) -> str:
+        if link == _CORES:
+            return link
         return self.machine.links[link].wire or WIRE.get(link, link)
 
     def _wires(self) -> dict[tuple[str, int], _Wire]:
