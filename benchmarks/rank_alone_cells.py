@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -32,7 +32,6 @@ from tiergnn.kernels.gather import gather
 from tiergnn.kernels.table import RowTable
 from tiergnn.models.zoo import build
 from tiergnn.planner.cost import Costs
-from tiergnn.planner.fit import Fit, fit
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.simulate import simulate
 from tiergnn.planner.strategies.knobs import Knobs
@@ -237,7 +236,7 @@ def _turned(graph: Graph, device: torch.device) -> Graph:
 
 
 UNTIMED = EAGER + 1  # epochs: kernels are compiled, and a step is recorded
-Sample = tuple[Schedule, Timeline]
+Sample = tuple[Schedule, Timeline]  # what was run, and when
 
 
 class Epochs(NamedTuple):
@@ -280,18 +279,6 @@ def measured(
     bound_bytes = unique_bytes(works[0], ready, machine)
     row |= {"bound_bytes": bound_bytes, "set_up_s": set_up_s}
     return row | {"cell_s": time.perf_counter() - begun}, sample
-
-
-def learn(samples: Sequence[tuple[dict[str, Any], Sample]], machine: Machine) -> Fit:
-    """What the measured actions of all rows teach; each row gets its seconds by that, with what a
-    step takes beyond its actions (the host's, and the parameters' move), in the median of all."""
-    taught = fit(Costs.of(machine), [sample for _, sample in samples])
-    around_s = statistics.median(row["around_s"] for row, _ in samples)
-    for row, (schedule, _) in samples:
-        spans = simulate(schedule, machine, taught.costs).spans
-        own = (s.end_s for s in spans if s.rank == RANK and s.label != "STEP")
-        row["fitted_s"] = max(own) + around_s
-    return taught
 
 
 def _row(

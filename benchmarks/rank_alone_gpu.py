@@ -18,7 +18,6 @@ begun that could end after ``--limit-s``.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import time
@@ -39,14 +38,13 @@ from rank_alone_cells import (
     Sample,
     device_of,
     emptied,
-    learn,
     machine_of,
     measured,
     rates_of,
 )
+from rank_alone_fit import keep, learn
 from rank_alone_table import page
 from staged_gpu import Shapes
-from tiergnn import frozen
 from tiergnn.hardware.machine import Machine
 from tiergnn.transport.alone import Shelf
 from tiergnn.units import format_bytes
@@ -141,16 +139,6 @@ def measure_all(args: argparse.Namespace) -> None:
     text = page(record)
     (args.out / f"{args.name}.md").write_text(text)
     print(text)
-
-
-def keep(path: Path, samples: list[tuple[dict[str, Any], Sample]], machine: Machine) -> None:
-    """What was run and when, to learn from it again."""
-    runs = [
-        [row["cell"], row["way"], schedule.to_json(), frozen.encode(timeline)]
-        for row, (schedule, timeline) in samples
-    ]
-    text = json.dumps({"machine": frozen.encode(machine), "runs": runs})
-    path.write_bytes(gzip.compress(text.encode()))
 
 
 def rates_text(rates: dict[str, Any]) -> str:
