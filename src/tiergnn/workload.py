@@ -293,6 +293,12 @@ class Workload:
         """Inputs that are made of the graph's before the first step."""
         return tuple(name for name in self.inputs if name not in INPUTS)
 
+    @property
+    def gathered_inputs(self) -> tuple[str, ...]:
+        """Inputs that a stage gathers and nothing changes."""
+        gathered = {name for stage in self.stages for name in stage.gathers}
+        return tuple(n for n in self.inputs if n in gathered and not self.row_kind(n).grad)
+
     def row_kind(self, name: str) -> RowKind:
         return next(rows for rows in self.rows if rows.name == name)
 

@@ -238,9 +238,9 @@ def test_ranks_run_stages_again_where_keeping_does_not_fit():
     machine = preset("a100x8-pcie")
     asked = choosing(machine, ranks=4, storage=("bfloat16",))
     kept = [trial for trial in asked.trials(["halo"]) if trial.plan is not None]
-    assert [trial.knobs.storage for trial in kept] == [None, "bfloat16"]
+    assert [trial.knobs.storage for trial in kept if trial.knobs.keep_inputs] == [None, "bfloat16"]
     assert not any(trial.knobs.recompute for trial in kept)
-    least = asked.trial("halo", Knobs(ranks=4, recompute=(1, 2, 3))).plan
+    least = asked.trial("halo", Knobs(ranks=4, recompute=(1, 2, 3), keep_inputs=False)).plan
     assert least is not None
     assert kept[0].plan is not None
     budget = least.peak_bytes["device"]
@@ -249,6 +249,21 @@ def test_ranks_run_stages_again_where_keeping_does_not_fit():
     found = best(tight.trials(["halo"]))
     assert found.knobs.recompute
     assert found.peak_bytes["device"] <= budget
+
+
+def test_ranks_keep_inputs_of_others_where_they_fit():
+    machine = preset("a100x8-pcie")
+    asked = choosing(machine, ranks=4)
+    kept, brought = (trial.plan for trial in asked.trials(["halo"]))
+    assert kept is not None
+    assert brought is not None
+    assert (kept.knobs.keep_inputs, brought.knobs.keep_inputs) == (True, False)
+    assert kept.seconds < brought.seconds
+    assert best(asked.trials(["halo"])) == kept
+    budget = brought.peak_bytes["device"]
+    assert budget < kept.peak_bytes["device"]
+    tight = replace(asked, machine=machine.with_budgets(device_bytes=budget))
+    assert best(tight.trials(["halo"])).knobs == brought.knobs
 
 
 def test_fewer_ranks_are_points_of_the_frontier():

@@ -12,6 +12,7 @@ from tiergnn.errors import RankError
 from tiergnn.planner.strategies.known import KNOBS
 from tiergnn.schedule.actions import Op
 from tiergnn.schedule.check import peaks
+from tiergnn.schedule.schedule import Schedule
 
 # Dropout in all; BatchNorm and residuals in deep, BatchNorm in gin; maxima in stacked; weights that
 # are learned in weighted, given ones in data.
@@ -61,6 +62,32 @@ def test_the_same_bits_twice(strategy):
     runs = [ranked("gcn", random_graph(40, 150, 3), strategy, 3)[0][0] for _ in range(2)]
     assert runs[0].losses == runs[1].losses
     assert all(torch.equal(a, b) for a, b in zip(runs[0].grads, runs[1].grads, strict=True))
+
+
+@pytest.mark.parametrize("model", ["gin", "stacked"])
+def test_inputs_of_others_are_kept_or_brought_in_each_pass(model):
+    """To the same bits, by fewer exchanges in training and evaluation; what is held and moved is
+    the plan's."""
+    graph = random_graph(40, 150, 3)
+    kept, brought = (
+        ranked(model, graph, "halo", 3, keep_inputs=keep_inputs)[0] for keep_inputs in (True, False)
+    )
+    for mine, other in zip(kept, brought, strict=True):
+        assert mine.losses == other.losses
+        for a, b in zip(mine.grads, other.grads, strict=True):
+            assert a is b is None or torch.equal(a, b)
+        counts = [[_exchanges(schedule) for schedule in seen.schedules] for seen in (mine, other)]
+        assert [b - a for a, b in zip(*counts, strict=True)] == [3, 3]
+        for seen in (mine, other):
+            assert all(moved == a.moved_bytes for a, moved in seen.moved if a.op is Op.EXCHANGE)
+    assert torch.equal(kept[0].out, brought[0].out)
+    for rank, seen in enumerate(kept):
+        most = max(peaks(schedule)[rank, "device"][0] for schedule in seen.schedules)
+        assert 0 < seen.peaks["device"] <= most
+
+
+def _exchanges(schedule: Schedule) -> int:
+    return sum(action.op is Op.EXCHANGE for action in schedule.actions)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

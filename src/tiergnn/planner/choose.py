@@ -186,13 +186,17 @@ class Choosing:
 
     def _ranked(self, name: str, ranks: int) -> Iterator[Trial]:
         """One part a rank; stages run again where keeping everything does not fit, or when
-        ``thorough``. Of a strategy with caches with those that pay in the room that is left."""
+        ``thorough``. Of a strategy with caches with those that pay in the room that is left; of
+        one that keeps inputs of others without them, too."""
         part = max(self.layout(ranks).parts, key=lambda one: one.edges)
         extent = Extent(part.rows, part.sources, part.edges)
         for dtype in (None, *(self.storage if "storage" in KNOBS[name] else ())):
             for recompute in self._recomputes(self.workload, extent, _RECOMPUTES_OF_RANKS):
-                bare = self.trial(name, Knobs(ranks=ranks, storage=dtype, recompute=recompute))
+                knobs = Knobs(ranks=ranks, storage=dtype, recompute=recompute)
+                bare = self.trial(name, knobs)
                 yield bare
+                if "keep_inputs" in KNOBS[name] and self.workload.gathered_inputs:
+                    yield self.trial(name, replace(knobs, keep_inputs=False))
                 if bare.plan is None:
                     continue
                 if "device_cache_frac" in KNOBS[name]:

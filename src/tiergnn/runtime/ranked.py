@@ -39,6 +39,7 @@ from tiergnn.runtime.rank_transfers import RankTransfers, Where
 from tiergnn.runtime.rank_visits import RankVisits
 from tiergnn.runtime.replicas import (
     block_of_replicas,
+    halos_of_inputs,
     replicas_in,
     replicas_of_inputs,
     replicated,
@@ -49,7 +50,7 @@ from tiergnn.runtime.steps import Steps
 from tiergnn.runtime.visits import Share
 from tiergnn.schedule.actions import Action, Op
 from tiergnn.schedule.check import check
-from tiergnn.schedule.contents import Content, What
+from tiergnn.schedule.contents import What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.transport.failure import Failure
@@ -59,6 +60,7 @@ from tiergnn.workload import Workload
 
 # What ranks tell each other: counts of their edges, of those that leave their rows, and losses.
 COUNTS, COUNTS_LEAVING, LOSSES = "counts of parts", "counts of edges that leave", "losses"
+_GIVEN = (What.ROWS, What.REPLICAS, What.HALO, What.SOURCES)
 _TRACING = threading.Lock()  # torch.fx changes classes while it traces; virtual ranks are threads
 
 
@@ -131,13 +133,15 @@ class Ranked:
         with out_of_memory(self.device, "loading the graph"):
             self._classes, self._out = held.classes(self._schedules, reached=reached)
             self._where: Where = {}
-            self._fixed: dict[Content, Tensor] = {}
+            self._fixed = halos_of_inputs(
+                self._schedules, self.part, self._inputs.rows, transport, held.brought
+            )
             self._replicated: Block | None = None
             if reached:
                 into, out = held.reach
                 given = self._schedules, self.part
                 self._where = replicated(*given, into, out)
-                self._fixed = replicas_of_inputs(
+                self._fixed |= replicas_of_inputs(
                     *given, into, self._inputs.rows, transport, held.brought
                 )
                 self._replicated = block_of_replicas(*given, into, transport)
@@ -208,9 +212,9 @@ class Ranked:
         )
         for buffer in schedule.buffers:
             ours, holds = buffer.given and buffer.rank == self.rank, buffer.holds
-            if not ours or holds is None or holds.what not in (What.ROWS, What.REPLICAS):
+            if not ours or holds is None or holds.what not in _GIVEN:
                 continue
-            rows = self._inputs.rows[holds.of] if holds.rows is None else self._fixed[holds]
+            rows = self._inputs.rows[holds.of] if holds.what is What.ROWS else self._fixed[holds]
             buffers.give(buffer.name, rows if buffer.tier == "host" else rows.to(self.device))
         transfers = RankTransfers(
             program, buffers, self.part, self._transport, model=self.model, storage=storage,

@@ -5,7 +5,7 @@ Legend: H rows of others that a part reads, numbered by how many of its edges th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -71,17 +71,49 @@ def replicas_of_inputs(
     transport: Transport,
     brought: dict[str, Tensor],
 ) -> dict[Content, Tensor]:
-    """Others' rows of inputs that are there from the beginning. All ranks bring them together;
-    ``brought`` has those that were brought before, and gets the others."""
+    """Replicas of others' rows of inputs that are there from the beginning. All ranks bring them
+    together; ``brought`` has those that were brought before, and gets the others."""
     wanted = {holds for schedule in schedules for holds in replicas_in(schedule, given=True)}
-    for name in sorted({holds.of for holds in wanted} - brought.keys()):
-        brought[name] = _brought(inputs[name].cpu(), part, transport, name)
+    _bring(wanted, part, inputs, transport, brought)
     found: dict[Content, Tensor] = {}
     for holds in wanted:
         if holds.part == part.rank and holds.rows is not None:
             rows = brought[holds.of][into.brought(*holds.rows)]
             found[holds] = rows.pin_memory() if part.device.type == "cuda" else rows
     return found
+
+
+def halos_of_inputs(
+    schedules: Sequence[Schedule],
+    part: OwnPart,
+    inputs: Mapping[str, Tensor],
+    transport: Transport,
+    brought: dict[str, Tensor],
+) -> dict[Content, Tensor]:
+    """Likewise all of others' rows that parts read, by themselves [H, ...] or behind own ones
+    [P + H, ...], on the device."""
+    held = {b.holds for s in schedules for b in s.buffers if b.given and b.holds is not None}
+    wanted = {holds for holds in held if holds.what in (What.HALO, What.SOURCES)}
+    _bring(wanted, part, inputs, transport, brought)
+    found: dict[Content, Tensor] = {}
+    for holds in wanted:
+        if holds.part == part.rank:
+            rows = brought[holds.of].to(part.device)
+            alone = holds.what is What.HALO
+            found[holds] = rows if alone else torch.cat([inputs[holds.of], rows])
+    return found
+
+
+def _bring(
+    wanted: Collection[Content],
+    part: OwnPart,
+    inputs: Mapping[str, Tensor],
+    transport: Transport,
+    brought: dict[str, Tensor],
+) -> None:
+    """Others' rows of the inputs that are not among ``brought`` yet."""
+    for name in sorted({holds.of for holds in wanted} - brought.keys()):
+        brought[name] = _brought(inputs[name].cpu(), part, transport, name)
 
 
 def block_of_replicas(

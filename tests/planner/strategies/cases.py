@@ -132,6 +132,7 @@ def knobs_of(draw, uses: tuple[str, ...], workload: Workload, num_parts: int) ->
         "exchange": st.sampled_from(["narrower", "inputs", "outputs"]),
         "managed": st.booleans(),
         "pieces": st.sampled_from([0, 1, 3]),
+        "keep_inputs": st.booleans(),
     }
     values = {name: draw(choice) for name, choice in choices.items() if name in uses}
     values["ranks" if "ranks" in uses else "parts"] = num_parts

@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
-from tests.planner.strategies.cases import WORKLOADS, cases, graph_case
+from tests.planner.strategies.cases import WORKLOADS, cases, graph_case, machine
 from tests.planner.strategies.test_bytes import MODELS, Sizes, over, write
 from tiergnn.planner.models import classic
-from tiergnn.schedule.actions import Lane, Op
+from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.planner.strategies.known import RANKED, STRATEGIES
+from tiergnn.schedule.actions import Buffer, Lane, Op
+from tiergnn.schedule.check import check
 from tiergnn.schedule.schedule import Schedule
 
 
+@pytest.mark.parametrize("keep_inputs", [True, False])
 @pytest.mark.parametrize("model", MODELS)
 @given(case=cases())
 @settings(max_examples=10, deadline=None)
-def test_halo_brings_unique_remote_rows(model, case):
+def test_halo_brings_unique_remote_rows(model, keep_inputs, case):
+    """Those of inputs in every pass, or in none where they are kept."""
     workload = WORKLOADS[model]
     size = Sizes(workload, case)
-    schedule = write("halo", workload, case)
+    schedule = write("halo", workload, case, keep_inputs=keep_inputs)
     wanted = 0
     for stage in workload.stages:
-        wanted += size.halo * size.row(*stage.gathers)
+        brought = [n for n in stage.gathers if not keep_inputs or n not in workload.inputs]
+        wanted += size.halo * size.row(*brought)
         if any(size.grad(name) for name in stage.gathers) and stage in size.backward():
             wanted += size.halo * size.row(*stage.gathers)
     found = sum(a.moved_bytes for a in schedule.actions if rows_are_exchanged(a))
     assert found == wanted
+
+
+@pytest.mark.parametrize("summed", [True, False], ids=["summed", "whole"])
+def test_halo_keeps_inputs_of_others(summed):
+    """The bytes that are there in training and evaluation: boundary rows beside own ones, or all
+    sources of an operation that wants them together."""
+    workload, case = WORKLOADS["gin"], graph_case(50, 300, 4, 20, seed=2)
+    if not summed:
+        stages = (replace(stage, divisible=False) for stage in workload.stages)
+        workload = replace(workload, stages=tuple(stages))
+    size = Sizes(workload, case)
+    assert "x" in workload.stages[0].gathers
+    for written in (STRATEGIES["halo"], RANKED["halo"]):
+        held: list[Buffer] = []
+        for keep_inputs in (False, True):
+            knobs = Knobs(ranks=4, keep_inputs=keep_inputs)
+            schedule = written(workload, case.shape, case.layout, machine(), knobs)
+            check(schedule, machine())
+            held = [b for b in schedule.buffers if b.given and b.kind == "cache"]
+            assert len(held) == 4 * keep_inputs
+            tags = {a.tag for a in schedule.actions if a.op is Op.EXCHANGE}
+            first = workload.stages[0].index
+            brought = any(tag.startswith(f"s{first}.") and "backward" not in tag for tag in tags)
+            assert brought != keep_inputs
+        for buffer, part in zip(held, case.layout.parts, strict=True):
+            rows = part.halo if summed else part.sources
+            assert (buffer.tier, buffer.lasting) == ("device", True)
+            assert buffer.num_bytes == rows * size.row("x")
 
 
 def rows_are_exchanged(action) -> bool:

@@ -31,8 +31,10 @@ CASES = {
     "leo-pieces": ("leo", Knobs(ranks=2, device_cache_frac=0.5, host_cache_frac=0.5, pieces=2)),
     "leo-managed": ("leo", Knobs(ranks=2, managed=True)),
     "halo": ("halo", Knobs(ranks=2)),
+    "halo-inputs": ("halo", Knobs(ranks=2)),
     "nfp": ("nfp", Knobs(ranks=2)),
 }
+MODELS = {"halo-inputs": "gin"}  # whose first layer sums its inputs as they are
 BUDGETS = {  # of the strategies that take what there is
     "grinnder-disk": {"host_bytes": 700},
     "sliced": {"device_bytes": 2184 + 160},
@@ -42,7 +44,7 @@ BUDGETS = {  # of the strategies that take what there is
 @pytest.mark.parametrize("case", CASES)
 def test_text(case):
     name, knobs = CASES[case]
-    workload = classic("gcn", 4, 2, hidden=3, layers=2)
+    workload = classic(MODELS.get(case, "gcn"), 4, 2, hidden=3, layers=2)
     graph = graph_case(8, 24, 2, 4, seed=7)
     there = machine(2).with_budgets(**BUDGETS.get(case, {}))
     even = Histogram((3,), (8.0,))  # so that what is made of degrees has no part in this

@@ -20,24 +20,28 @@ class Bulk:
         self._ranked, self._draft, self._writer = ranked, ranked.draft, ranked.writer
 
     def bring(self, stage: StageWork, op: Op) -> Gathered:
-        """Own rows and, behind them, those of others."""
-        draft, ranks, rows = self._draft, self._ranked.ranks, self._ranked.rows
+        """Own rows and, behind them, those of others; what is kept is there."""
+        ranks, rows = self._ranked.ranks, self._ranked.rows
         brought = {
-            rank: {
-                name: draft.take(
-                    f"{name}.in.p{rank}", "cache",
-                    draft.extent(rank).sources * draft.row_bytes(name), rank=rank,
-                    holds=Content(What.SOURCES, name, rank),
-                )
-                for name in stage.gathers
-            }
-            for rank in ranks
-        }  # fmt: skip
-        own = {rank: [rows[name, rank] for name in stage.gathers] for rank in ranks}
-        targets = {rank: list(brought[rank].values()) for rank in ranks}
-        tag = f"s{stage.index}.{op.value.lower()}"
-        self.exchange(tag, stage.gathers, own, targets, back=False)
+            rank: {name: self._sources(name, rank) for name in stage.gathers} for rank in ranks
+        }
+        kept = self._ranked.rooms.kept.values()
+        names = [name for name in stage.gathers if brought[0][name] not in kept]
+        if names:
+            own = {rank: [rows[name, rank] for name in names] for rank in ranks}
+            targets = {rank: [brought[rank][name] for name in names] for rank in ranks}
+            tag = f"s{stage.index}.{op.value.lower()}"
+            self.exchange(tag, names, own, targets, back=False)
         return brought
+
+    def _sources(self, name: str, rank: int) -> str:
+        """Room for all that a part reads of a tensor, or where it is kept."""
+        holds = Content(What.SOURCES, name, rank)
+        if holds in self._ranked.rooms.kept:
+            return self._ranked.rooms.kept[holds]
+        num_bytes = self._draft.extent(rank).sources * self._draft.row_bytes(name)
+        label = f"{name}.in.p{rank}"
+        return self._draft.take(label, "cache", num_bytes, rank=rank, holds=holds)
 
     def give_back(self, stage: StageWork, grads: Gathered) -> None:
         ranks = self._ranked.ranks

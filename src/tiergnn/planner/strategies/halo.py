@@ -2,6 +2,7 @@
 
 An EXCHANGE fills each rank's boundary rows while it aggregates its own; then those are aggregated.
 Backward sums what the rank gives to boundary rows, and an EXCHANGE brings it to their owners.
+Boundary rows of inputs never change: they are there before the first step (``keep_inputs``).
 Classes of sources (``slice``): 0 own rows, 1 boundary rows.
 
 Legend: P rows of one part, H boundary rows that it reads.
@@ -20,7 +21,7 @@ from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import StageWork, Workload
 
-USES = ("ranks", "recompute", "storage")
+USES = ("ranks", "recompute", "storage", "keep_inputs")
 
 
 def write(
@@ -48,6 +49,8 @@ class _Halo:
         for rank in self._ranked.ranks:
             self._ranked.rooms.topology(rank, num_classes=2)
             self._ranked.rooms.inputs(rank)
+            if self._draft.knobs.keep_inputs:
+                self._ranked.rooms.inputs_of_others(rank)
 
     def made(self, name: str) -> None:
         """Rows are exchanged when they are gathered."""
@@ -68,12 +71,15 @@ class _Halo:
         draft, ranks, rows = self._draft, self._ranked.ranks, self._ranked.rows
         sources = {r: [rows[name, r] for name in stage.gathers] for r in ranks}
         made = {rank: [self._ranked.rooms.sum_room(stage, rank, 0)] for rank in ranks}
-        halos = {rank: self._room(stage, rank, What.HALO) for rank in ranks}
+        holds = {rank: Content(What.HALO, stage.gathers[0], rank) for rank in ranks}
+        kept = {rank: self._ranked.rooms.kept.get(holds[rank]) for rank in ranks}
+        halos = {rank: kept[rank] or self._room(stage, rank, What.HALO) for rank in ranks}
         for rank in ranks:
             part = draft.layout.parts[rank]
             self._aggregate(stage, op, rank, 0, sources[rank], made[rank][0], part.local_edges)
-        tag, targets = f"s{stage.index}.{op.value.lower()}", {r: [halos[r]] for r in ranks}
-        self._bulk.exchange(tag, stage.gathers, sources, targets, back=False)
+        if not any(kept.values()):
+            tag, targets = f"s{stage.index}.{op.value.lower()}", {r: [halos[r]] for r in ranks}
+            self._bulk.exchange(tag, stage.gathers, sources, targets, back=False)
         for rank in ranks:
             part = draft.layout.parts[rank]
             if part.halo:
@@ -82,7 +88,8 @@ class _Halo:
                 # Own rows stand first among the sources of both classes.
                 reads = [*sources[rank], halos[rank]]
                 self._aggregate(stage, op, rank, 1, reads, made[rank][1], rest)
-            self._writer.release(rank, halos[rank])
+            if not kept[rank]:
+                self._writer.release(rank, halos[rank])
         return made
 
     def scatter(self, stage: StageWork, grads: dict[int, str]) -> dict[int, list[str]]:

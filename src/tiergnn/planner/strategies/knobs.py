@@ -37,6 +37,8 @@ class Knobs:
     comes (0: as many as end soonest). ``exchange`` chooses what refreshes caches: sums of the stage
     before (inputs: the rest of that stage is computed again for cached rows), its outputs, or what
     is narrower. ``managed`` leaves caching to unified memory, and is simulated alone.
+    ``keep_inputs``: rows of others of inputs, which never change, stay with a rank of ``halo`` from
+    before the first step on; without, each pass brings them again.
     Raises ConfigError for values that no plan can have.
     """
 
@@ -56,6 +58,7 @@ class Knobs:
     exchange: str = "narrower"
     managed: bool = False
     pieces: int = 0
+    keep_inputs: bool = True
 
     def __post_init__(self) -> None:
         for name in ("parts", "ranks", "slices"):

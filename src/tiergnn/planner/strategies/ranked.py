@@ -195,6 +195,8 @@ class Ranked:
             )  # fmt: skip
             self.writer.release(rank, scratch, *sums[rank])
             for name, buffer in brought[rank].items():
+                if buffer in self.rooms.kept.values():
+                    continue  # it stays, whoever reads it
                 if keep and name in stage.saves:
                     saved.append(buffer)
                 else:

@@ -17,11 +17,13 @@ Rows = dict[tuple[str, int], str]  # (tensor, rank) -> buffer
 
 
 class Rooms:
-    """``rows`` are the buffers of rows that ranks hold now."""
+    """``rows`` are the buffers of rows that ranks hold now, ``kept`` those of rows of others that
+    they have from the beginning."""
 
     def __init__(self, draft: Draft, *, training: bool) -> None:
         self.draft, self.writer, self.training = draft, draft.writer, training
         self.rows: Rows = {}
+        self.kept: dict[Content, str] = {}
 
     def topology(
         self,
@@ -72,6 +74,22 @@ class Rooms:
                 f"{name}.p{rank}", rank, "device", "features", num_bytes,
                 holds=Content(What.ROWS, name, rank),
             )  # fmt: skip
+
+    def inputs_of_others(self, rank: int) -> None:
+        """Rows of others that a rank gathers of inputs, as they are computed with, in its device's
+        memory: alone beside own ones where they are summed, else behind a copy of those."""
+        draft, fixed = self.draft, self.draft.workload.gathered_inputs
+        for stage in draft.workload.stages:
+            for name in stage.gathers:
+                holds = Content(What.HALO if stage.divisible else What.SOURCES, name, rank)
+                if name not in fixed or holds in self.kept:
+                    continue
+                label, count = f"{name}.in.p{rank}", draft.extent(rank).sources
+                if stage.divisible:
+                    label, count = f"{name}.halo.p{rank}", draft.layout.parts[rank].halo
+                self.kept[holds] = self.writer.given(
+                    label, rank, "device", "cache", count * draft.row_bytes(name), holds=holds
+                )
 
     def sent_bytes(self, names: Iterable[str]) -> int:
         """Of a row of these tensors between ranks: inputs travel as they are held."""
