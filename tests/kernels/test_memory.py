@@ -19,27 +19,6 @@ from tiergnn.kernels.memory import LARGE_BYTES, POOL, Pool, new_rows
 ROWS = LARGE_BYTES // 64  # of 16 float32
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")
-@pytest.mark.skipif(
-    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="Linux without huge pages"
-)
-def test_what_comes_and_goes_is_on_huge_pages():
-    """And takes no memory before it is written."""
-    code = f"""
-import resource, torch
-from tests.kernels.test_memory import flags_at
-from tiergnn.kernels import memory
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-memory.keep_heap({8 * LARGE_BYTES})
-assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < {LARGE_BYTES} // 1024
-for _ in range(2):
-    held = [torch.empty({LARGE_BYTES} // 8) for _ in range(8)]
-    assert all("hg" in flags_at(rows.data_ptr() + rows.nbytes // 2) for rows in held)
-    del held
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
 @pytest.fixture
 def pool():
     return Pool()
@@ -55,8 +34,6 @@ def pool():
         ("keep_small", 2, False),
         ("keep_large", 2, True),
         ("keep_large(); memory.no_large", 2, False),
-        (f"keep_heap({8 * LARGE_BYTES}); memory._tell_glibc", 0.5, True),
-        (f"keep_heap({8 * LARGE_BYTES}); memory._tell_glibc", 2, False),
     ],
 )
 def test_tensors_are_of_memory_that_is_there(keeps, size, kept):

@@ -128,30 +128,6 @@ def keep_large() -> None:
     _tell_glibc(("mallopt", _MMAP_MAX, 0))
 
 
-def keep_heap(num_bytes: int) -> None:
-    """As ``keep_small``, and the next so many bytes that the allocator gives lie on huge pages.
-
-    Rows gathered from many small pages wait for the tables of these. Takes no memory before tensors
-    are written there; without glibc or huge pages nothing happens.
-    """
-    keep_small()
-    if num_bytes < LARGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        libc = ctypes.CDLL(None)
-        libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-        libc.free.argtypes = [ctypes.c_void_p]
-        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        libc.mallopt(_MMAP_MAX, 0)  # of the heap, and no pages of its own
-        start = libc.malloc(num_bytes)
-        libc.mallopt(_MMAP_MAX, _USUAL)
-        if start is not None:
-            first, last = -(-start // mmap.PAGESIZE), (start + num_bytes) // mmap.PAGESIZE
-            num_advised = (last - first) * mmap.PAGESIZE
-            libc.madvise(first * mmap.PAGESIZE, num_advised, mmap.MADV_HUGEPAGE)
-            libc.free(start)
-
-
 def no_large() -> None:
     """Larger tensors have pages of their own again, which go with them."""
     _tell_glibc(("mallopt", _MMAP_MAX, _USUAL), ("malloc_trim", 0))

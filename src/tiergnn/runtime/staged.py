@@ -52,7 +52,7 @@ from tiergnn.runtime.steps import Steps
 from tiergnn.runtime.transfers import Transfers
 from tiergnn.runtime.visits import Share, Visits
 from tiergnn.runtime.whole import Whole
-from tiergnn.schedule.check import check, peaks
+from tiergnn.schedule.check import check
 from tiergnn.schedule.contents import What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
@@ -141,8 +141,6 @@ class Staged:
             if asked is not None:
                 counts = np.bincount(parts.part_of[asked], minlength=parts.num_parts)
             self._schedules[False] = self._evaluation_of(counts.tolist())
-        if self.device.type == "cpu":
-            memory.keep_heap(_most_made(self.schedule))
         drafts = [self._draft(work, self._layout) for work in self._works.values()]
         self.parts = self._divide(parts, any(draft.edge_ids for draft in drafts))
         self._scratch = None
@@ -339,10 +337,3 @@ class Staged:
         self.parts.close()
         if self._scratch is not None:
             self._scratch.close()
-
-
-def _most_made(schedule: Schedule) -> int:
-    """Bytes of the device at most, without those that are there before the first action."""
-    given = [b for b in schedule.buffers if b.given and (b.rank, b.tier) == (0, "device")]
-    most, _ = peaks(schedule).get((0, "device"), (0, {}))
-    return most - sum(b.num_bytes for b in given)
