@@ -117,7 +117,7 @@ def test_rows_beyond_a_link(arch, monkeypatch):
     """By few programs in turns; read 16 bytes at a time all the same."""
     x = rand(60, 32).float()
     tables, (at, shift) = (x[:50], x[50:].clone()), BLOCK.places((50, 10))
-    monkeypatch.setattr(gpu, "far", lambda *_: True)
+    monkeypatch.setattr(gpu, "most_programs", lambda *_: 4)
     with compiled_ahead(arch) as found:
         gpu.weighted_sum(BLOCK.rowptr, at, gpu.plan(BLOCK.rowptr), tables, None, None, False, shift)
     assert found["sum_kernel"][0].count("ld.global.v4.b32") >= 2 * gpu.LOADS

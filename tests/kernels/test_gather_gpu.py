@@ -8,7 +8,7 @@ import torch
 from tests.kernels.blocks import rand
 from tests.kernels.device import DEVICE, SUITE, on_gpu
 from tests.kernels.test_gather import PAIRS, WIDTHS, indices, tables_of
-from tiergnn.kernels import backend, gpu_rows
+from tiergnn.kernels import backend
 from tiergnn.kernels.gather import FLOATS, accumulate_rows, gather, gpu, scatter_rows
 from tiergnn.kernels.table import RowTable
 
@@ -45,8 +45,7 @@ def test_gather_from_several_tables(sizes):
 def test_rows_beyond_a_link_are_moved_by_few_programs(monkeypatch):
     x, index = rand(900, 70).float().to(DEVICE), torch.arange(0, 900, 3, device=DEVICE)
     want, out = x[index], torch.zeros(300, 70, device=DEVICE)
-    monkeypatch.setattr(gpu, "far", lambda *_: True)
-    monkeypatch.setattr(gpu_rows, "_multiprocessors", lambda _: 2)
+    monkeypatch.setattr(gpu, "most_programs", lambda *_: 2)
     assert torch.equal(gather(x, index, out=out), want)
 
 

@@ -59,8 +59,7 @@ def test_rows_beyond_a_link_are_summed_by_few_programs(width, monkeypatch):
     block, x = ragged([*range(40), 600, *[9] * 80], 700).to(DEVICE), rand(700, width).float()
     table = RowTable([x[:600].to(DEVICE), x[600:].to(DEVICE)])
     want = aggregate(block, table)
-    monkeypatch.setattr(gpu, "far", lambda *_: True)
-    monkeypatch.setattr(gpu_rows, "_multiprocessors", lambda _: 1)
+    monkeypatch.setattr(gpu, "most_programs", lambda *_: 4)
     assert torch.equal(aggregate(block, table), want)
 
 
@@ -72,3 +71,16 @@ def test_pinned_memory_is_read_in_place():
         got = aggregate(BLOCK.to(DEVICE), table, reduce=reduce)
         want = aggregate(BLOCK.to(DEVICE), x.to(DEVICE), reduce=reduce)
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-5)
+
+
+def test_how_many_programs_read_beyond_a_link():
+    here = torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device("cpu")
+    near, none = torch.ones(3, 4, device=here), torch.empty(0, 4, device="meta")
+    assert gpu_rows.most_programs((near, none), here, 4) is None
+    assert gpu_rows.beside((99, 2), None) == (99, 2)
+    far = torch.ones(3, 4, device="meta")
+    most = gpu_rows.most_programs((near, far), here, 4)
+    assert most is not None
+    assert gpu_rows.beside((10**9, 2), most) == (most // 2, 2)
+    assert gpu_rows.beside((3, 2), most) == (3, 2)
+    assert gpu_rows.beside((9, 5), 1) == (1, 5)

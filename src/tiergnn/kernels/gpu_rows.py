@@ -21,6 +21,7 @@ from tiergnn.kernels.addresses import addresses_of
 from tiergnn.kernels.aggregate.shapes import VECTOR_BYTES
 from tiergnn.kernels.table import stride_of, uniform
 
+_BETWEEN_GPUS = 4  # times as many programs: links between GPUs carry up to ten times as much
 _ELEMENTS = {
     torch.float64: tl.float64,
     torch.float32: tl.float32,
@@ -78,19 +79,23 @@ def table_of(
     }
 
 
-def far(tables: tuple[Tensor, ...], device: torch.device) -> bool:
-    """Whether some lie beyond the device that reads them, so that rows come over a link."""
-    return any(table.device != device and table.numel() > 0 for table in tables)
-
-
-def beside(grid: tuple[int, int], device: torch.device, each: int) -> tuple[int, int]:
-    """A grid that leaves room for other kernels: ``each`` programs on a multiprocessor at most.
+def most_programs(tables: tuple[Tensor, ...], device: torch.device, each: int) -> int | None:
+    """How many programs may read these tables at a time, of a kernel of which ``each`` on every
+    multiprocessor keep the link to the host busy; None: any number, where all are on the device.
 
     A link needs few bytes on their way. Programs that wait for it in all places of the device would
     hold up the sums of rows that are there, which are to be made meanwhile.
     """
+    beyond = {table.device.type for table in tables if table.device != device and table.numel()}
+    if not beyond:
+        return None
+    return each * _multiprocessors(device) * (1 if "cpu" in beyond else _BETWEEN_GPUS)
+
+
+def beside(grid: tuple[int, int], most: int | None) -> tuple[int, int]:
+    """A grid of no more programs than that."""
     programs, blocks = grid
-    return min(programs, max(1, each * _multiprocessors(device) // blocks)), blocks
+    return grid if most is None else (min(programs, max(1, most // blocks)), blocks)
 
 
 @lru_cache(maxsize=64)

@@ -29,7 +29,7 @@ from tiergnn.kernels.aggregate.shapes import (
     shape_of,
     vector_of,
 )
-from tiergnn.kernels.gpu_rows import beside, far, table_of, vector_bytes
+from tiergnn.kernels.gpu_rows import beside, most_programs, table_of, vector_bytes
 from tiergnn.kernels.launch import launch
 from tiergnn.kernels.table import typical
 from tiergnn.kernels.tasks import Tasks, cut_rows, launches
@@ -39,7 +39,7 @@ Rows = Tensor | tuple[Tensor, ...]  # [S, D], or tables of such: see ``reference
 
 LOADS = 8  # of rows that a thread has on their way at once
 FEW_LOADS = 4  # the same where a kernel reads several rows an edge, or sums in float64
-_FAR_SUMS = 4  # programs, of a warp each, on a multiprocessor: see ``gpu_rows.beside``
+_FAR_SUMS = 4  # programs, of a warp each: see ``most_programs``
 _REUSE = 8  # edges a row from which on a copy pays that aligns the rows
 
 
@@ -67,10 +67,11 @@ def weighted_sum(
         part = _parts_of(plan, x.shape[1], wide(x.dtype), out.device)
         more = rows | {"col": col, "weight": weight, "edge": edge, "out": out, "part": part}
         more |= {"rowptr": None, "COLUMNS": columns, "MEAN": mean, **_heads(weight, columns)}
-        more["FAR"] = isinstance(x_SD, tuple) and far(x_SD, out.device)
+        tables = x_SD if isinstance(x_SD, tuple) else ()
+        most = most_programs(tables, out.device, _FAR_SUMS)
+        more["FAR"] = most is not None
         for grid, given in over(plan, x, LOADS, vector=rows["LOAD"]):
-            grid = beside(grid, out.device, _FAR_SUMS) if more["FAR"] else grid
-            launch(sum_kernel, grid, given | more)
+            launch(sum_kernel, beside(grid, most), given | more)
         merge_sums(plan, part, rowptr if mean else None, out)
     return out
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from tiergnn.kernels.aggregate.gpu import dense_rows, on
 from tiergnn.kernels.aggregate.shapes import power_of_two
-from tiergnn.kernels.gpu_rows import beside, far, places_at, table_of
+from tiergnn.kernels.gpu_rows import beside, most_programs, places_at, table_of
 from tiergnn.kernels.launch import launch
 
 NUMBERS = 2048  # of a program: rows by columns
 _WIDEST = 512  # columns
 _WARPS = 4
-_FAR = 1  # programs on a multiprocessor: see ``gpu_rows.beside``
+_FAR = 1  # programs: see ``most_programs``
 
 
 @triton.jit(do_not_specialize=["num_indices"])
@@ -121,7 +121,6 @@ def move(
         "BLOCK": block,
     }
     grid = triton.cdiv(index.numel(), rows), triton.cdiv(columns, block)
-    if far((*tables, out_ND), index.device):
-        grid = beside(grid, index.device, _FAR)
+    most = most_programs((*tables, out_ND), index.device, _FAR)
     with on(index):
-        launch(move_kernel, grid, given, num_warps=_WARPS)
+        launch(move_kernel, beside(grid, most), given, num_warps=_WARPS)
