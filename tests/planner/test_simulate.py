@@ -11,31 +11,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import strategies as st
 
+from tests.planner.clocks import COMPUTE, D2H, H2D, PEER, at, clocked, link
 from tests.schedule.legal import machine, move, stream
 from tiergnn.errors import ConfigError, PlanError
-from tiergnn.hardware.machine import Curve, Link, Machine, Queueing
+from tiergnn.hardware.machine import Curve, Link, Queueing
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.critical import critical_path
 from tiergnn.planner.simulate import simulate
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.schedule import Schedule, Writer
-from tiergnn.schedule.timeline import Timeline
 
 SEEDS = st.integers(0, 10**6)
-COMPUTE, H2D, D2H, PEER = Lane.COMPUTE, Lane.H2D, Lane.D2H, Lane.PEER
-
-
-def clocked(schedule: Schedule, on: Machine | None = None) -> Timeline:
-    on = on or machine(schedule.num_ranks)
-    return simulate(schedule, on, Costs.of(on))
-
-
-def at(timeline: Timeline) -> dict[int, tuple[float, float]]:
-    return {span.index: (span.start_s, span.end_s) for span in timeline.spans}
-
-
-def link(rate: float = 1.0, **fields) -> Link:
-    return Link(Bps=Curve.flat(rate), **fields)
 
 
 def test_two_lanes_run_side_by_side():

@@ -10,32 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.planner.clocks import COMPUTE, D2H, H2D, at, clocked, link
 from tests.schedule.legal import machine, move, random_legal, stream
-from tiergnn.hardware.machine import Curve, Link, Machine
+from tiergnn.hardware.machine import Curve, Machine
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.critical import critical_path
 from tiergnn.planner.simulate import simulate
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.check import peaks
 from tiergnn.schedule.order import order_of
-from tiergnn.schedule.schedule import Schedule, Writer
-from tiergnn.schedule.timeline import Timeline
+from tiergnn.schedule.schedule import Writer
 
 SEEDS = st.integers(0, 10**6)
-COMPUTE, H2D, D2H, PEER = Lane.COMPUTE, Lane.H2D, Lane.D2H, Lane.PEER
-
-
-def clocked(schedule: Schedule, on: Machine | None = None) -> Timeline:
-    on = on or machine(schedule.num_ranks)
-    return simulate(schedule, on, Costs.of(on))
-
-
-def at(timeline: Timeline) -> dict[int, tuple[float, float]]:
-    return {span.index: (span.start_s, span.end_s) for span in timeline.spans}
-
-
-def link(rate: float = 1.0, **fields) -> Link:
-    return Link(Bps=Curve.flat(rate), **fields)
 
 
 def shared(ranks: int) -> Machine:

@@ -75,7 +75,9 @@ class Capture:
         ``of`` is what the step's loss is made by: a step that is another is not replayed. ``what``
         is STEP, or MEASURED for one whose record notes more.
         """
-        if what in self._failed or any(param.grad is not None for param in self._params):
+        if self.refused or what in self._failed:
+            return None
+        if any(param.grad is not None for param in self._params):
             return None  # gradients that are added to are not where the record has them
         state = of, *((t.data_ptr(), t.requires_grad) for t in self._tensors)
         if state != self._of:

@@ -45,49 +45,24 @@ def move_kernel(
 
     Programs that are fewer than the tiles of rows take them in turns.
     """
-    for tile in range(tl.program_id(0), tl.cdiv(num_indices, ROWS), tl.num_programs(0)):
-        _move_tile(
-            tile, x, at, target, out, num_indices, STRIDE, OUT_STRIDE, COLUMNS, SHIFT, ELEMENT,
-            VECTOR, ADD, SUM, ROWS, BLOCK,
-        )  # fmt: skip
-
-
-@triton.jit
-def _move_tile(
-    tile,
-    x,
-    at,
-    target,
-    out,
-    num_indices,
-    STRIDE: tl.constexpr,
-    OUT_STRIDE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    VECTOR: tl.constexpr,
-    ADD: tl.constexpr,
-    SUM: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    m = (tl.zeros((ROWS,), tl.int64) + tile) * ROWS + tl.arange(0, ROWS)
-    own = m < num_indices
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = own[:, None] & (d < COLUMNS)[None, :]
-    source, place = m, m
-    if at is not None:
-        source = tl.load(at + m, mask=own, other=0)
-    if target is not None:
-        place = tl.load(target + m, mask=own, other=0).to(tl.int64)
-    rows = places_at(x, source, own, STRIDE, SHIFT, ELEMENT, VECTOR)
-    value = tl.load(rows[:, None] + d[None, :], mask=mask, other=0)
-    to = out + (place * OUT_STRIDE)[:, None] + d[None, :]
-    if ADD:
-        value = value.to(SUM) + tl.load(to, mask=mask, other=0).to(SUM)
-    if out.dtype.element_ty != tl.float64:  # no direct way from float64 to 16 bits
-        value = value.to(tl.float32)
-    tl.store(to, value.to(out.dtype.element_ty), mask=mask)
+    for tile in range(tl.program_id(0), tl.cdiv(num_indices, ROWS), tl.num_programs(0)):
+        m = (tl.zeros((ROWS,), tl.int64) + tile) * ROWS + tl.arange(0, ROWS)
+        own = m < num_indices
+        mask = own[:, None] & (d < COLUMNS)[None, :]
+        source, place = m, m
+        if at is not None:
+            source = tl.load(at + m, mask=own, other=0)
+        if target is not None:
+            place = tl.load(target + m, mask=own, other=0).to(tl.int64)
+        rows = places_at(x, source, own, STRIDE, SHIFT, ELEMENT, VECTOR)
+        value = tl.load(rows[:, None] + d[None, :], mask=mask, other=0)
+        to = out + (place * OUT_STRIDE)[:, None] + d[None, :]
+        if ADD:
+            value = value.to(SUM) + tl.load(to, mask=mask, other=0).to(SUM)
+        if out.dtype.element_ty != tl.float64:  # no direct way from float64 to 16 bits
+            value = value.to(tl.float32)
+        tl.store(to, value.to(out.dtype.element_ty), mask=mask)
 
 
 def move(
