@@ -41,7 +41,11 @@ def measure_stream(clock: Clock, effort: Effort) -> float:
     """Bytes a second, read and written, of a copy between two tensors that no cache holds."""
     source = torch.ones(effort.copy_bytes // 4, device=clock.device)
     target = torch.ones_like(source)
-    return 2 * source.nbytes / clock.seconds(lambda: target.copy_(source), of="stream")
+
+    def case() -> Call:
+        return clock.of_device(lambda: target.copy_(source))
+
+    return 2 * source.nbytes / clock.times({"": case}, "stream")[""]
 
 
 def measure_elementwise(clock: Clock, effort: Effort) -> Curve:
@@ -58,7 +62,7 @@ def measure_elementwise(clock: Clock, effort: Effort) -> Curve:
             at = (at + 1) % count
             torch.clamp_min(rows[at - 1], 0.0, out=rows[at])
 
-        return call
+        return clock.of_device(call, count)
 
     cases = {size: partial(case, size) for size in effort.tensor_bytes}
     taken = clock.times(cases, "in order")
@@ -92,7 +96,7 @@ def measure_rowwise(clock: Clock, effort: Effort, launch_s: float) -> Curve:
                 h = epilogue(h, shift=values[1], gain=gain, bias=bias, act="relu")
             torch.autograd.grad(h, given, grad)
 
-        return call
+        return clock.of_device(call)
 
     points = []
     cases = {size: partial(case, size) for size in effort.tensor_bytes}
@@ -115,7 +119,7 @@ def measure_totals(clock: Clock, effort: Effort) -> Curve:
         shape = num_bytes // 4 // _COLUMNS, _COLUMNS
         count = _count(effort, num_bytes)
         turns = cycle([torch.ones(shape, device=clock.device) for _ in range(count)])
-        return lambda: next(turns).sum(0)
+        return clock.of_device(lambda: next(turns).sum(0), count)
 
     taken = clock.times({size: partial(case, size) for size in effort.tensor_bytes}, "totals")
     return Curve(tuple((float(size), size / taken[size]) for size in sorted(taken)))
@@ -130,7 +134,7 @@ def measure_adds(clock: Clock, effort: Effort) -> Curve:
         table = torch.zeros(num_rows, row_bytes // 4, device=clock.device)
         rows = torch.ones_like(table)
         index = torch.randperm(num_rows, generator=generator, device=clock.device)
-        return lambda: table.index_add_(0, index, rows)
+        return clock.of_device(lambda: table.index_add_(0, index, rows))
 
     taken = clock.times({row: partial(case, row) for row in effort.row_bytes}, "adds")
     points = []
@@ -168,7 +172,7 @@ def measure_draws(clock: Clock, effort: Effort) -> float:
     key = step_key(0, 0, clock.device)
 
     def case(p: float) -> Call:
-        return lambda: epilogue(x_ND, act="relu", p=p, key=key)
+        return clock.of_device(lambda: epilogue(x_ND, act="relu", p=p, key=key))
 
     taken = clock.times({p: partial(case, p) for p in (0.0, 0.5)}, "draws")
     return x_ND.numel() / beyond(taken[0.5], taken[0.0])
@@ -266,7 +270,9 @@ class LaunchSeconds(NamedTuple):
 
     @property
     def among_rows_s(self) -> float:
-        """Of one of ours, as on rows that no cache holds."""
+        """Of one of ours, as on rows that no cache holds, on the clock of ``Clock.of_device``."""
+        if self.replayed_s is not None:
+            return self.replayed_s
         return self.graph_s if self.cold_graph_s is None else self.cold_graph_s
 
 
