@@ -62,6 +62,7 @@ WIDTH, CLASSES = 64, 16
 # a later step takes.
 _WARM = {"cpu": 2, "cuda": 6}
 _MOST_WARM = 12
+_PLAIN, _BEFORE = 101, 3  # the number of a step that is not measured, and how many come before
 _SYSTEM_FRAC = 0.1  # of a step's seconds
 _LEAST_STEPS = 5
 _COMPANY = 0.1  # of one processor: what others may use of it during a step that counts
@@ -274,7 +275,7 @@ def time_steps(
     trainer.resident._step = trainer.resident._walk(True, schedule)
     warm = _warm(trainer, device)
     # Recorded steps are replayed, and those that note when their actions run, too.
-    replayed = _quiet(lambda _: _run(trainer, 101), least_s) if device == "cuda" else []
+    replayed = _quiet(lambda _: _run(trainer, _PLAIN), least_s) if device == "cuda" else []
     spans: dict[int, list[float]] = {}
 
     def measured_step(number: int) -> Step:
@@ -349,12 +350,16 @@ def _spread_frac(steps: list[Step]) -> float:
 
 
 def _run(trainer: Trainer, number: int) -> Step:
+    """A step, on CUDA after some others as runs have them: the mean of their seconds. What tells
+    of company takes as long as a small step, which then finds a device that has gone idle."""
     device = trainer.resident.device
+    numbers = [*[_PLAIN] * (_BEFORE if device.type == "cuda" else 0), number]
     system_s, company, start = _system_s(), Company(), time.perf_counter()
-    trainer._step(number)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    taken_s = time.perf_counter() - start
+    for each in numbers:
+        trainer._step(each)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    taken_s = (time.perf_counter() - start) / len(numbers)
     return Step(taken_s, company.processors(), _system_s() - system_s)
 
 

@@ -22,6 +22,7 @@ class Effort:
     tensor_bytes: tuple[int, ...]  # of operations in order
     copy_bytes: int
     attend_edges: int  # of a call that takes many times what its launch does
+    attend_degree: int  # edges of a row, beside few
     processor_time: bool = False  # see ``Clock``
 
     def within(self, free_bytes: int) -> Effort:
@@ -49,6 +50,7 @@ CPU = Effort(
     tensor_bytes=tuple(int(mib * MIB) for mib in (0.25, 1, 4, 16, 64)),
     copy_bytes=128 * MIB,
     attend_edges=2**19,
+    attend_degree=16,
 )
 CUDA = Effort(
     budget_s=0.04,
@@ -62,6 +64,7 @@ CUDA = Effort(
     tensor_bytes=tuple(mib * MIB for mib in (128, 1024)),  # of smaller ones the launch is most
     copy_bytes=512 * MIB,
     attend_edges=2**23,
+    attend_degree=48,  # tiles of fewer edges are not full
 )
 # To see in a second or two that everything works; the figures are rough.
 TINY = Effort(
@@ -76,4 +79,5 @@ TINY = Effort(
     tensor_bytes=(MIB // 4, 2 * MIB),
     copy_bytes=8 * MIB,
     attend_edges=2**15,
+    attend_degree=16,
 )

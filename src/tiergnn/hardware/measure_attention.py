@@ -15,7 +15,7 @@ from tiergnn.hardware.clock import Call, Clock
 from tiergnn.hardware.effort import Effort
 from tiergnn.hardware.machine import Curve
 from tiergnn.hardware.measure_compute import beyond
-from tiergnn.hardware.measure_rows import DEGREE, FAR, FEW, LEAST_FRAC, random_rowptr
+from tiergnn.hardware.measure_rows import FAR, FEW, LEAST_FRAC, random_rowptr
 from tiergnn.kernels.aggregate import aggregate
 from tiergnn.kernels.attention import gat_attention
 from tiergnn.kernels.block import Block
@@ -38,9 +38,9 @@ class AttentionRates(NamedTuple):
 def measure_attention(clock: Clock, effort: Effort, cache_bytes: int) -> AttentionRates:
     """Of rows that others came after since they were read last; on rows of few edges, too, by which
     a row is told from its edges."""
-    edges, device = effort.attend_edges, clock.device
+    edges, many, device = effort.attend_edges, effort.attend_degree, clock.device
     generator = torch.Generator(device=device).manual_seed(0)
-    blocks = {degree: _random_block(edges, degree, generator) for degree in (DEGREE, FEW)}
+    blocks = {degree: _random_block(edges, degree, generator) for degree in (many, FEW)}
     key = step_key(0, 0, device)
 
     def case(heads: int, columns: int, degree: int, p: float | None) -> Call:
@@ -60,11 +60,11 @@ def measure_attention(clock: Clock, effort: Effort, cache_bytes: int) -> Attenti
 
         return clock.of_device(call, _TURNS)
 
-    ways = ((DEGREE, None), (DEGREE, 0.0), (DEGREE, 0.5), (FEW, None), (FEW, 0.0))
+    ways = ((many, None), (many, 0.0), (many, 0.5), (FEW, None), (FEW, 0.0))
     cases = [(*sizes, *way) for sizes in _HEADS for way in ways]
     taken = clock.times({key: partial(case, *key) for key in cases}, "attention")
     attends, drops, softmaxes = [], [], []
-    rows, more = edges // DEGREE, edges // FEW - edges // DEGREE
+    rows, more = edges // many, edges // FEW - edges // many
     for sizes in _HEADS:
         gathered_s, weighed_s, dropped_s, few_gathered_s, few_s = (
             taken[*sizes, *way] for way in ways
@@ -87,9 +87,9 @@ def _reads_factor(clock: Clock, effort: Effort, cache_bytes: int) -> float:
 
     Arithmetic hides some of the way of a row, and stands in the way of asking for more of them.
     """
-    edges, device = effort.attend_edges, clock.device
+    edges, degree, device = effort.attend_edges, effort.attend_degree, clock.device
     heads, columns = _HEADS[-1]
-    num_rows, row_bytes = edges // DEGREE, heads * columns * 4
+    num_rows, row_bytes = edges // degree, heads * columns * 4
     far_rows = min(FAR * cache_bytes, effort.most_bytes // 4) // row_bytes
     if far_rows < 2 * num_rows:
         return 1.0
@@ -100,7 +100,8 @@ def _reads_factor(clock: Clock, effort: Effort, cache_bytes: int) -> float:
     def case(num_src: int, attends: bool) -> Call:
         shape = (edges,)
         col = torch.randint(num_src, shape, generator=generator, device=device, dtype=torch.int32)
-        block = Block(rowptr=random_rowptr(edges, generator), col=col, num_src=num_src)
+        rowptr = random_rowptr(edges, generator, degree)
+        block = Block(rowptr=rowptr, col=col, num_src=num_src)
         table, own = rows[:num_src], scores[:num_rows]
 
         def call() -> None:

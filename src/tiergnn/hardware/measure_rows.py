@@ -46,7 +46,7 @@ class GatherRates:
 
 
 def random_rowptr(edges: int, generator: torch.Generator, degree: int = DEGREE) -> Tensor:
-    """Rows of 16 edges on average and of very different lengths, as graphs have them."""
+    """Rows of ``degree`` edges on average and of very different lengths, as graphs have them."""
     device, shape = generator.device, (edges // degree - 1,)
     ends = torch.randint(edges + 1, shape, generator=generator, device=device)
     bounds = torch.tensor([0, edges], device=device)

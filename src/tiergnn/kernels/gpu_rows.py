@@ -79,17 +79,19 @@ def table_of(
     }
 
 
-def most_programs(tables: tuple[Tensor, ...], device: torch.device, each: int) -> int | None:
-    """How many programs may read these tables at a time, of a kernel of which ``each`` on every
+def most_programs(tables: tuple[Tensor, ...], device: torch.device, each: float) -> int | None:
+    """How many programs may read these tables at a time, of a kernel of which ``each`` for every
     multiprocessor keep the link to the host busy; None: any number, where all are on the device.
 
-    A link needs few bytes on their way. Programs that wait for it in all places of the device would
-    hold up the sums of rows that are there, which are to be made meanwhile.
+    A link needs few bytes on their way. Programs that wait for it on all multiprocessors would hold
+    up the sums of rows that are there, which are to be made meanwhile: a kernel that uses shared
+    memory does not begin on a multiprocessor before those have left it that use none.
     """
     beyond = {table.device.type for table in tables if table.device != device and table.numel()}
     if not beyond:
         return None
-    return each * _multiprocessors(device) * (1 if "cpu" in beyond else _BETWEEN_GPUS)
+    most = int(each * _multiprocessors(device))
+    return max(1, most) * (1 if "cpu" in beyond else _BETWEEN_GPUS)
 
 
 def beside(grid: tuple[int, int], most: int | None) -> tuple[int, int]:

@@ -141,9 +141,9 @@ class RankTransfers:
         shape = (len(part.sent_rows), *own.shape[1:])
         sent = self._room(shape, dtype, own.device)
         if dtype == own.dtype:
-            torch.index_select(own, 0, part.sent_rows, out=sent)
+            gather(own, part.sent_rows, out=sent)
         else:
-            encode(own.index_select(0, part.sent_rows), sent, of)
+            encode(gather(own, part.sent_rows), sent, of)
         self._swap(action, sent, part.sent_to, part.reads_of, room)
         return sum(part.sent_to) * rows_bytes(sent)
 
@@ -246,10 +246,7 @@ class RankTransfers:
             read += len(places[owner]) * rows_bytes(rows)
             if not len(places[owner]):
                 continue
-            if (rows.device, rows.dtype) == (room.device, room.dtype):
-                torch.index_select(rows, 0, wanted[owner], out=places[owner])
-            else:
-                gather(rows, wanted[owner], out=places[owner])
+            gather(rows, wanted[owner], out=places[owner])
         return read
 
     def _publish(self, source: str, target: str) -> int:
