@@ -274,8 +274,6 @@ def time_steps(
     trainer = trainer_of(graph, build(cell.model, cell.layers), Options(device=device, epochs=1))
     trainer.resident._step = trainer.resident._walk(True, schedule)
     warm = _warm(trainer, device)
-    # Recorded steps are replayed, and those that note when their actions run, too.
-    replayed = _quiet(lambda _: _run(trainer, _PLAIN), least_s) if device == "cuda" else []
     spans: dict[int, list[float]] = {}
 
     def measured_step(number: int) -> Step:
@@ -293,13 +291,12 @@ def time_steps(
             spans.setdefault(span.index, []).append(seconds)
     label_of = {action.index: action.label for action in schedule.actions}
     cell.spans = [(i, label_of[i], statistics.median(each)) for i, each in sorted(spans.items())]
-    steps = replayed or noted
-    found = {"measured seconds": statistics.median(step.seconds for step in steps)}
-    found |= {"least seconds": min(s.seconds for s in steps)}
-    found |= {"most seconds": max(s.seconds for s in steps), "steps": float(len(steps))}
+    found = {"measured seconds": statistics.median(step.seconds for step in noted)}
+    found |= {"least seconds": min(s.seconds for s in noted)}
+    found |= {"most seconds": max(s.seconds for s in noted), "steps": float(len(noted))}
     found |= {"steps before": float(warm)}
-    found |= {"seconds of the system": statistics.median(s.system_s for s in steps)}
-    found |= {"processors of others": statistics.median(step.others for step in steps)}
+    found |= {"seconds of the system": statistics.median(s.system_s for s in noted)}
+    found |= {"processors of others": statistics.median(step.others for step in noted)}
     return found
 
 
@@ -350,17 +347,26 @@ def _spread_frac(steps: list[Step]) -> float:
 
 
 def _run(trainer: Trainer, number: int) -> Step:
-    """A step, on CUDA after some others as runs have them: the mean of their seconds. What tells
-    of company takes as long as a small step, which then finds a device that has gone idle."""
+    """A step. On CUDA it comes after some that note nothing, and the mean of those is told: runs
+    replay such ones. What tells of company takes as long as a small step, which then finds a device
+    that has gone idle."""
     device = trainer.resident.device
-    numbers = [*[_PLAIN] * (_BEFORE if device.type == "cuda" else 0), number]
+    if device.type == "cpu":
+        system_s, company, start = _system_s(), Company(), time.perf_counter()
+        trainer._step(number)
+        taken_s = time.perf_counter() - start
+        return Step(taken_s, company.processors(), _system_s() - system_s)
+    trainer._step(_PLAIN)
+    torch.cuda.synchronize(device)
     system_s, company, start = _system_s(), Company(), time.perf_counter()
-    for each in numbers:
-        trainer._step(each)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    taken_s = (time.perf_counter() - start) / len(numbers)
-    return Step(taken_s, company.processors(), _system_s() - system_s)
+    for _ in range(_BEFORE):
+        trainer._step(_PLAIN)
+        torch.cuda.synchronize(device)
+    taken_s = (time.perf_counter() - start) / _BEFORE
+    told = Step(taken_s, company.processors(), _system_s() - system_s)
+    trainer._step(number)
+    torch.cuda.synchronize(device)
+    return told
 
 
 def _system_s() -> float:

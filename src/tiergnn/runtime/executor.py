@@ -72,6 +72,7 @@ class Resident:
         if graph.x is None and embedding is None:
             raise ConfigError("the graph has no node features", hint="features='degree'")
         self._meter = PeakMeter(self.device)
+        self.before_bytes = self._meter.before_bytes
         needed = least_bytes(graph, model, self.device, dtype, embedding)
         check_room(self.device, needed, budget_bytes)
         with out_of_memory(self.device, "loading the graph"):
@@ -149,7 +150,8 @@ class Resident:
             return None
         tensors = [*self.model.parameters(), *self.model.buffers()]
         tensors += [] if self.embedding is None else [self.embedding]
-        return Capture(self.device, tensors, budget_bytes)
+        allowed = None if budget_bytes is None else budget_bytes + self.before_bytes
+        return Capture(self.device, tensors, allowed)
 
     def _walk(self, training: bool, schedule: Schedule) -> Walk:
         return Walk(self.programs[training], schedule, self.block, self._input)

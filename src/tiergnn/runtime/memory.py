@@ -32,6 +32,17 @@ def available_bytes(device: torch.device) -> int:
     return min(available, max(0, group.limit_bytes - group.used_bytes))
 
 
+def held_before(device: torch.device) -> int:
+    """Bytes of a GPU that this process holds as a run begins, whose budget and peak do not count
+    them. Garbage is collected first, nothing is kept in reserve, and the peak begins anew."""
+    if device.type != "cuda":
+        return 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
 def check_room(
     device: torch.device, needed: Mapping[str, int], budget_bytes: int | None = None
 ) -> None:
@@ -88,10 +99,10 @@ def _short(device: torch.device, doing: str, message: str) -> PlanError:
 class PeakMeter:
     """The most memory taken since it was made, by tier.
 
-    "device", on CUDA only: the peak of torch's allocator. "host": the peak of the process's
-    resident memory less what was resident at the start; pages of memory-mapped files that were
-    read count, since they take memory while they are there. What lay idle of earlier work is given
-    back at the start: taken again, it would not show.
+    "device", on CUDA only: the peak of torch's allocator, less what it held at the start. "host":
+    the peak of the process's resident memory less what was resident at the start; pages of
+    memory-mapped files that were read count, since they take memory while they are there. What lay
+    idle of earlier work is given back at the start: taken again, it would not show.
     """
 
     def __init__(self, device: torch.device):
@@ -106,8 +117,7 @@ class PeakMeter:
             self._status = None
         self._baseline = self._process.memory_info().rss
         self._sampled = self._baseline
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+        self.before_bytes = held_before(device)
 
     def sample(self) -> None:
         """Look at resident memory once; needed only where the system keeps no peak."""
@@ -124,13 +134,17 @@ class PeakMeter:
             peak = int(line[1]) * 1024
         peaks = {"host": max(0, peak - self._baseline)}
         if self._device.type == "cuda":
-            peaks["device"] = torch.cuda.max_memory_allocated(self._device)
+            peak = torch.cuda.max_memory_allocated(self._device)
+            peaks["device"] = max(0, peak - self.before_bytes)
         return peaks
 
 
 @contextmanager
-def device_budget(device: torch.device, budget_bytes: int | None) -> Iterator[None]:
-    """Hold torch's CUDA allocator to a budget inside the block; elsewhere this does nothing."""
+def device_budget(
+    device: torch.device, budget_bytes: int | None, before_bytes: int = 0
+) -> Iterator[None]:
+    """Hold torch's CUDA allocator to a budget inside the block, beside what the process held before
+    the run; elsewhere this does nothing."""
     if budget_bytes is None or device.type != "cuda":
         yield
         return
@@ -138,7 +152,8 @@ def device_budget(device: torch.device, budget_bytes: int | None) -> Iterator[No
     # What earlier work left counts against the budget: in cycles, and what the allocator keeps.
     gc.collect()
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), device)
+    allowed = (budget_bytes + before_bytes) / total
+    torch.cuda.set_per_process_memory_fraction(min(1.0, allowed), device)
     try:
         yield
     finally:

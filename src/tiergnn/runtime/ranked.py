@@ -80,6 +80,7 @@ class Ranked:
     """
 
     embedding: nn.Parameter | None = None
+    before_bytes = 0  # ranks may share a device: all that is held there counts
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ from tiergnn.runtime.buffers import Buffers
 from tiergnn.runtime.executor import indexed
 from tiergnn.runtime.given import Given
 from tiergnn.runtime.host_memory import HostMemory
-from tiergnn.runtime.memory import out_of_memory
+from tiergnn.runtime.memory import held_before, out_of_memory
 from tiergnn.runtime.own_inputs import examples
 from tiergnn.runtime.parts import Parts
 from tiergnn.runtime.rows import Rows, bad_value, first_not_finite
@@ -107,6 +107,7 @@ class Staged:
             graph,
         )
         memory.no_large()  # that an earlier run kept: here what is held counts
+        self.before_bytes = held_before(self.device)
         self.model = model.to(self.device, dtype)
         if parts is None:
             method = plan.layout.method if plan.layout.method in METHODS else "block"
@@ -308,7 +309,7 @@ class Staged:
     def peak_bytes(self) -> dict[str, int]:
         """The most held so far, tier -> bytes: counted as reserved; of a GPU, by its allocator."""
         held = (walk.peak_bytes for walk in self._walks.values())
-        return peaks_of([self._past_peaks, *held], self.device)
+        return peaks_of([self._past_peaks, *held], self.device, self.before_bytes)
 
     def sample_memory(self) -> None:
         """Peaks are counted, not sampled."""

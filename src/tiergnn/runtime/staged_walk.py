@@ -354,15 +354,18 @@ def _awaited(steps: Sequence[Action]) -> dict[int, list[int]]:
 
 
 def peaks_of(
-    peaks: Iterable[Mapping[str, int]], device: torch.device | None = None
+    peaks: Iterable[Mapping[str, int]],
+    device: torch.device | None = None,
+    before_bytes: int = 0,
 ) -> dict[str, int]:
-    """The most of several walks, tier -> bytes: counted as reserved; of a GPU, by its allocator."""
+    """The most of several walks, tier -> bytes: counted as reserved; of a GPU, by its allocator,
+    less what it held before."""
     found: dict[str, int] = {}
     for peak in peaks:
         for tier, num_bytes in peak.items():
             found[tier] = max(found.get(tier, 0), num_bytes)
     if device is not None and device.type == "cuda":
-        found["device"] = torch.cuda.max_memory_allocated(device)
+        found["device"] = max(0, torch.cuda.max_memory_allocated(device) - before_bytes)
     return {tier: num_bytes for tier, num_bytes in found.items() if num_bytes}
 
 

@@ -145,7 +145,7 @@ class Trainer:
         device, state = self.resident.device, self.progress
         with (
             random_state(device, self.options.seed),
-            device_budget(device, self.options.device_memory_bytes),
+            device_budget(device, self.options.device_memory_bytes, self.resident.before_bytes),
             StopSignals() as stop,
             ExitStack() as closing,
         ):
