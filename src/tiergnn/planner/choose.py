@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +17,7 @@ from tiergnn.planner import pareto
 from tiergnn.planner.caching import caches
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.keeping import recomputes
-from tiergnn.planner.plan import Plan
+from tiergnn.planner.plan import Least, Plan
 from tiergnn.planner.refusal import refusal
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.known import KNOBS, STRATEGIES, TRIED
@@ -29,14 +29,17 @@ ON_ONE = ("resident", "sliced", "grinnder", "hongtu")
 ON_SEVERAL = ("halo", "leo", "nfp", "mgg", "uva")
 _RECOMPUTES = 12  # sets of stages tried, spread over the frontier
 _RECOMPUTES_OF_RANKS = 4
+_ROUNDING = 1e-9  # of sums in another order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One strategy with its knobs: a plan that fits, or why it does not."""
+    """One strategy with its knobs: a plan that fits, or why it is none. One that another beats
+    whatever the clock says (``least`` is known of it) was neither written nor clocked."""
 
     tried: Plan
     refused: PlanError | None = None
+    least: Least | None = None
 
     @property
     def strategy(self) -> str:
@@ -51,6 +54,11 @@ class Trial:
         return self.tried if self.refused is None else None
 
     @property
+    def fits(self) -> bool:
+        """A plan, or what would be one if none beat it."""
+        return self.refused is None or self.least is not None
+
+    @property
     def text(self) -> str:
         """What was tried, after the strategy's name."""
         return f"{self.knobs} prepared" if self.tried.workload.prepared else str(self.knobs)
@@ -58,6 +66,40 @@ class Trial:
     @property
     def seconds(self) -> float:
         return self.tried.seconds if self.refused is None else float("inf")
+
+    @property
+    def peak_bytes(self) -> Mapping[str, int]:
+        """Of one that fits."""
+        return self.tried.peak_bytes if self.least is None else self.least.peak_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rivals:
+    """The plans of one device that were clocked. ``frontier``: fewer bytes count, too."""
+
+    frontier: bool
+    clocked: list[Trial] = field(default_factory=list)
+
+    def lost(self, plan: Plan) -> Trial | None:
+        """The trial of a plan that one of them is known to beat. Raises PlanError where it does not
+        fit."""
+        if plan.least is None:
+            return None
+        seconds, peak_bytes = plan.least
+        for trial in self.clocked:
+            sooner = trial.seconds < (1 - _ROUNDING) * seconds
+            if sooner and (not self.frontier or _within(trial.peak_bytes, peak_bytes)):
+                error = PlanError(
+                    f"{plan.strategy} takes {format_seconds(seconds)} or more, {trial.strategy} "
+                    f"{trial.text} {format_seconds(trial.seconds)}: not written"
+                )
+                return Trial(tried=replace(plan), refused=error, least=plan.least)
+        return None
+
+
+def _within(held: Mapping[str, int], room: Mapping[str, int]) -> bool:
+    """Whether bytes by tier are nowhere more than others."""
+    return all(num_bytes <= room.get(tier, 0) for tier, num_bytes in held.items())
 
 
 @contextmanager
@@ -118,9 +160,38 @@ class Choosing:
     def _layouts(self) -> dict[tuple[int, float], Layout]:
         return {}
 
-    def trial(self, name: str, knobs: Knobs, workload: Workload | None = None) -> Trial:
-        """Write, prove and clock one plan."""
-        plan = Plan(
+    def trial(
+        self,
+        name: str,
+        knobs: Knobs,
+        workload: Workload | None = None,
+        rivals: Rivals | None = None,
+    ) -> Trial:
+        """Write, prove and clock one plan, unless one of its rivals is known to beat it; with them
+        it is one of them."""
+        plan = self._plan(name, knobs, workload)
+        try:
+            lost = rivals and rivals.lost(plan)
+            if lost:
+                return lost
+            _ = plan.timeline
+        except PlanError as error:
+            return Trial(tried=plan, refused=error)
+        trial = Trial(tried=plan)
+        if rivals is not None:
+            rivals.clocked.append(trial)
+        return trial
+
+    def lost(self, name: str, knobs: Knobs, rivals: Rivals) -> Trial | None:
+        """A trial, where it is refused or one of its rivals is known to beat it."""
+        plan = self._plan(name, knobs, None)
+        try:
+            return rivals.lost(plan)
+        except PlanError as error:
+            return Trial(tried=plan, refused=error)
+
+    def _plan(self, name: str, knobs: Knobs, workload: Workload | None) -> Plan:
+        return Plan(
             strategy=name,
             knobs=knobs,
             workload=workload or self.workload,
@@ -131,11 +202,6 @@ class Choosing:
             notes=self.notes,
             scratch=self.scratch,
         )
-        try:
-            _ = plan.timeline
-        except PlanError as error:
-            return Trial(tried=plan, refused=error)
-        return Trial(tried=plan)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -153,7 +219,7 @@ class Choosing:
             if name not in STRATEGIES:
                 raise unknown("strategy", name, STRATEGIES)
         able = [name for name in STRATEGIES if not self.hot_frac or "hot_frac" in KNOBS[name]]
-        found = []
+        found, rivals = [], Rivals(frontier=self.thorough)
         with _uncollected():
             for count in self.counts:
                 known = ON_ONE if count == 1 else ON_SEVERAL
@@ -161,7 +227,7 @@ class Choosing:
                     known = tuple(strategies)  # what does not go with the number of ranks says so
                 for name in known:
                     if name in able and (not strategies or name in strategies):
-                        found += self._of(name, count)
+                        found += self._of(name, count, rivals)
         if self.hot_frac and not found:
             tried = strategies[0] if strategies else f"no strategy of {self.ranks} ranks"
             raise ConfigError(
@@ -170,19 +236,19 @@ class Choosing:
             )
         return found
 
-    def _of(self, name: str, ranks: int) -> Iterator[Trial]:
+    def _of(self, name: str, ranks: int, rivals: Rivals) -> Iterator[Trial]:
         if name == "resident":
-            return self._resident()
-        return staged(self, name) if name in ON_ONE else self._ranked(name, ranks)
+            return self._resident(rivals)
+        return staged(self, name, rivals) if name in ON_ONE else self._ranked(name, ranks)
 
-    def _resident(self) -> Iterator[Trial]:
+    def _resident(self, rivals: Rivals) -> Iterator[Trial]:
         """Everything on one device: all is kept, or some stages run again; rows are prepared, or,
         as that takes memory, not."""
         nodes, edges = self.shape.num_nodes, self.shape.num_edges
         extent = Extent(nodes, nodes, edges)
         for workload in filter(None, (self.prepared, self.workload)):
             for recompute in self._recomputes(workload, extent, _RECOMPUTES):
-                yield self.trial("resident", Knobs(recompute=recompute), workload)
+                yield self.trial("resident", Knobs(recompute=recompute), workload, rivals)
 
     def _ranked(self, name: str, ranks: int) -> Iterator[Trial]:
         """One part a rank; stages run again where keeping everything does not fit, or when
@@ -257,13 +323,13 @@ def _costs_of(trial: Trial) -> tuple[float, ...]:
 
 
 def comparison(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
-    """Rows for people: strategy, knobs, seconds, busiest lane, bytes by tier, or why refused."""
+    """Rows for people: strategy, knobs, seconds, busiest lane, bytes by tier, or that refused."""
     rows = []
     for trial in trials:
-        if trial.plan is None:
+        if not trial.fits:
             rows.append((trial.strategy, trial.text, "refused", "", "", "", ""))
             continue
-        held = trial.plan.peak_bytes
+        held, known = trial.peak_bytes, trial.least
         tiers = (
             format_bytes(held[tier]) if held.get(tier) else "-"
             for tier in ("device", "host", "disk")
@@ -272,8 +338,8 @@ def comparison(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
             (
                 trial.strategy,
                 trial.text,
-                format_seconds(trial.seconds),
-                trial.plan.bottleneck,
+                f">= {format_seconds(known.seconds)}" if known else format_seconds(trial.seconds),
+                "" if known else trial.tried.bottleneck,
                 *tiers,
             )
         )

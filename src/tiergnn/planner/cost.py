@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.hardware.machine import AROUND, LINKS, Device, Machine, hit_frac
-from tiergnn.schedule.actions import Action, Lane, Op, Work
+from tiergnn.schedule.actions import Action, Done, Lane, Op, Work
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import PRODUCTS
 
@@ -99,7 +99,7 @@ class Costs:
     def factor(self, cost_class: str) -> float:
         return self.factors.get(cost_class, 1.0)
 
-    def parts(self, action: Action) -> tuple[float, tuple[LinkUse, ...]]:
+    def parts(self, action: Action | Done) -> tuple[float, tuple[LinkUse, ...]]:
         """Seconds that nothing else can lengthen, and what goes over links that may be shared.
 
         Raises PlanError for a link that the machine lacks.
@@ -119,7 +119,7 @@ class Costs:
         fixed_s, uses = self.parts(action)
         return fixed_s + sum(use.num_bytes / use.Bps for use in uses)
 
-    def shares(self, action: Action) -> Iterator[Share]:
+    def shares(self, action: Action | Done) -> Iterator[Share]:
         """The action's seconds by class, factors not counted. Raises as ``parts``."""
         streamed = _streamed(action.work) if self.machine.device.kind == "cpu" else 0.0
         replayed = self.replays and action.op != Op.STEP
@@ -177,7 +177,7 @@ def _streamed(works: Sequence[Work]) -> float:
 def _shares(
     machine: Machine,
     work: Work,
-    action: Action,
+    action: Action | Done,
     streamed: float,
     launches: _Launches,
     waits: float,

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from tiergnn import frozen
 from tiergnn.errors import PlanError, unknown
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import TIERS, Machine
 from tiergnn.planner.cost import Costs
-from tiergnn.planner.simulate import simulate
+from tiergnn.planner.simulate import least_s, simulate
+from tiergnn.planner.strategies.fitting import Fitting
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.known import SIZED, STRATEGIES
 from tiergnn.schedule.check import check, peaks
@@ -28,6 +30,13 @@ from tiergnn.workload import Workload
 
 FORMAT = "tiergnn-plan"
 VERSION = 1
+
+
+class Least(NamedTuple):
+    """Seconds that a plan takes at least, and tier -> the most bytes that it holds there."""
+
+    seconds: float
+    peak_bytes: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +62,38 @@ class Plan:
         """One training step, proven. Raises PlanError where it does not fit the machine."""
         if self.strategy not in STRATEGIES:
             raise unknown("strategy", self.strategy, STRATEGIES)
-        write = STRATEGIES[self.strategy]
-        made = write(self.workload, self.shape, self.layout, self.machine, self.knobs)
+        if self.fitting is None:
+            write = STRATEGIES[self.strategy]
+            made = write(self.workload, self.shape, self.layout, self.machine, self.knobs)
+        else:
+            made = self.fitting.write()
+        vars(self).pop("fitting", None)  # which writes nothing more, and cannot be pickled
         check(made, self.machine)
         return made
+
+    @cached_property
+    def fitting(self) -> Fitting | None:
+        """What sizing tells before there is a schedule; None of a strategy that is not sized.
+        Raises PlanError where it does not fit the machine."""
+        if self.strategy not in SIZED:
+            return None
+        size = SIZED[self.strategy]
+        return size(self.workload, self.shape, self.layout, self.machine, self.knobs)
+
+    @cached_property
+    def least(self) -> Least | None:
+        """What is known before there is a schedule; raises as ``fitting``."""
+        if self.fitting is None:
+            return None
+        sized, peak_bytes = self.fitting.sized, dict[str, int]()
+        for (_, tier), (num_bytes, _) in sized.held.items():
+            peak_bytes[tier] = max(num_bytes, peak_bytes.get(tier, 0))
+        return Least(least_s(sized.done, self.machine, self.costs), peak_bytes)
 
     def check_room(self) -> None:
         """Raises PlanError where it does not fit the machine; sooner than ``schedule`` where its
         strategy can be sized."""
-        if self.strategy in SIZED:
-            SIZED[self.strategy](self.workload, self.shape, self.layout, self.machine, self.knobs)
-        else:
+        if self.fitting is None:
             _ = self.schedule
 
     def check_graph(self, num_nodes: int, num_edges: int) -> None:

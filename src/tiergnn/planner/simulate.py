@@ -11,14 +11,15 @@ that is recorded is queued at once.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache, partial
 from heapq import heappop, heappush
 
 from tiergnn.hardware.machine import OPPOSITE, Link, Machine
 from tiergnn.planner.cost import Costs, LinkUse
-from tiergnn.schedule.actions import Action, Op
+from tiergnn.schedule.actions import Action, Done, Op
 from tiergnn.schedule.meeting import meetings
 from tiergnn.schedule.order import waits
 from tiergnn.schedule.recording import LONGEST_S, recordable
@@ -47,6 +48,44 @@ def _timeline(schedule: Schedule, machine: Machine, costs: Costs) -> Timeline:
     clock = _Clock(schedule, machine, costs)
     clock.run()
     return clock.timeline()
+
+
+def wire_of(machine: Machine, link: str) -> str:
+    """What a link's transfers share with those of other links."""
+    if link == _CORES:
+        return link
+    return machine.links[link].wire or WIRE.get(link, link)
+
+
+def takes(machine: Machine, costs: Costs, done: Done) -> tuple[float, tuple[LinkUse, ...]]:
+    """Seconds that nothing can lengthen, then what is sent, in turn, over wires that others may
+    share. On a CPU lanes compute and copy on its cores, each at its part of the rate."""
+    fixed_s, uses = costs.parts(done)
+    uses = tuple(use for use in uses if use.num_bytes)
+    if machine.device.kind != "cpu":
+        return fixed_s, uses
+    copied = [use for use in uses if use.link not in ("network", "disk_read", "disk_write")]
+    links = machine.links
+    # What a rank copies is at its share of the rate of all.
+    busy_s = fixed_s + sum(u.num_bytes / u.Bps * links[u.link].devices for u in reversed(copied))
+    sent = tuple(use for use in uses if use not in copied)
+    return 0.0, (LinkUse(_CORES, 1, 1 / busy_s), *sent) if busy_s else sent
+
+
+def least_s(done: Iterable[Done], machine: Machine, costs: Costs) -> float:
+    """Seconds that no order of these actions is below: of the busiest lane or wire of a rank.
+
+    Raises PlanError for a link that the machine lacks.
+    """
+    busy: dict[tuple[int, str], float] = defaultdict(float)
+    for each, times in Counter(done).items():
+        fixed_s, uses = takes(machine, costs, each)
+        busy[each.rank, f"lane {each.lane}"] += times * fixed_s
+        for use in uses:
+            use_s = times * use.num_bytes / use.Bps
+            busy[each.rank, f"lane {each.lane}"] += use_s
+            busy[each.rank, wire_of(machine, use.link)] += use_s
+    return max(busy.values(), default=0.0)
 
 
 class _Wire:
@@ -92,8 +131,7 @@ class _Clock:
         self.absent = {group[0]: len(group) for group in self.group.values()}
         self.running = dict(self.absent)
         self.uses: dict[int, list[LinkUse]] = {}
-        # Lanes on a CPU compute and copy on its cores, each at its part of the rate.
-        self.on_cores = machine.device.kind == "cpu"
+        self.takes = cache(partial(takes, machine, costs))  # of parts and slices that are alike
         self.wires = self._wires()
         self.events: list[tuple[float, int, int, _Wire | None]] = []
         self.versions = 0
@@ -139,27 +177,15 @@ class _Clock:
         now = self.start[i] = max(now, self.queued[i])
         if action.op == Op.RESERVE:
             self._hold(action, 1)
-        fixed_s, uses = self.costs.parts(action) if action.work else (0.0, ())
-        self.uses[i] = [use for use in reversed(uses) if use.num_bytes]
-        if self.on_cores:
-            self._to_cores(i, fixed_s)
-            fixed_s = 0.0
+        fixed_s, uses = self.takes(action.done) if action.work else (0.0, ())
+        self.uses[i] = [*reversed(uses)]
         heappush(self.events, (now + fixed_s, 0, i, None))
-
-    def _to_cores(self, i: int, fixed_s: float) -> None:
-        """What a rank computes, or copies at its share of the rate of all, is work of its cores."""
-        links = self.machine.links
-        copied = [u for u in self.uses[i] if u.link not in ("network", "disk_read", "disk_write")]
-        busy_s = fixed_s + sum(u.num_bytes / u.Bps * links[u.link].devices for u in copied)
-        self.uses[i] = [use for use in self.uses[i] if use not in copied]
-        if busy_s:
-            self.uses[i].append(LinkUse(_CORES, 1, 1 / busy_s))
 
     def _proceed(self, i: int, now: float) -> None:
         """The next transfer of an action, or its end."""
         if self.uses[i]:
             use = self.uses[i].pop()
-            wire = self.wires[self._wire_of(use.link), self.schedule.actions[i].rank]
+            wire = self.wires[wire_of(self.machine, use.link), self.schedule.actions[i].rank]
             self._join(wire, i, use, now)
             return
         group = self.group.get(i)
@@ -191,16 +217,11 @@ class _Clock:
 
     # Wires
 
-    def _wire_of(self, link: str) -> str:
-        if link == _CORES:
-            return link
-        return self.machine.links[link].wire or WIRE.get(link, link)
-
     def _wires(self) -> dict[tuple[str, int], _Wire]:
         """(wire, rank) -> what its transfers share with those of the other ranks of its group."""
         links: dict[str, list[Link]] = defaultdict(list)
         for name, link in self.machine.links.items():
-            links[self._wire_of(name)].append(link)
+            links[wire_of(self.machine, name)].append(link)
         shared: dict[tuple[str, int, int], _Wire] = {}
         found: dict[tuple[str, int], _Wire] = {}
         for rank in range(self.schedule.num_ranks):

@@ -16,7 +16,7 @@ from tiergnn.planner.strategies.known import KNOBS, PREPARING, TURNING
 from tiergnn.workload import Workload
 
 if TYPE_CHECKING:
-    from tiergnn.planner.choose import Choosing, Trial
+    from tiergnn.planner.choose import Choosing, Rivals, Trial
 
 _BLOCKS = 2  # of rows for each slice of columns: about as much is at hand of either at once
 _TOLERANCE = 1.05  # of what two cuts tell of a third
@@ -59,19 +59,19 @@ def ways_of(asked: Choosing, name: str, workload: Workload) -> list[Way]:
     return [way for way in ways if way.knob in KNOBS[name]]
 
 
-def staged(asked: Choosing, name: str) -> Iterator[Trial]:
+def staged(asked: Choosing, name: str, rivals: Rivals) -> Iterator[Trial]:
     """Trials of a strategy, with prepared rows where it has them; without, where none then fits."""
     if asked.prepared is not None and name in PREPARING:
         any_fits = False
-        for trial in _staged(asked, name, asked.prepared):
-            any_fits |= trial.plan is not None
+        for trial in _staged(asked, name, asked.prepared, rivals):
+            any_fits |= trial.fits
             yield trial
         if any_fits:
             return
-    yield from _staged(asked, name, asked.workload)
+    yield from _staged(asked, name, asked.workload, rivals)
 
 
-def _staged(asked: Choosing, name: str, workload: Workload) -> Iterator[Trial]:
+def _staged(asked: Choosing, name: str, workload: Workload, rivals: Rivals) -> Iterator[Trial]:
     """Trials of a strategy, place by place, as rows are computed and in each dtype of storage.
 
     A farther place is slower: it is tried where none nearer fits, or all of them when ``thorough``.
@@ -80,7 +80,8 @@ def _staged(asked: Choosing, name: str, workload: Workload) -> Iterator[Trial]:
     Where none fits at all, the finest cut in parts of the farthest tells how much would do. The
     fastest is tried with hot rows as well, as many as the device has room for.
     """
-    search, fastest, tried = _Search(asked, name, workload), None, set()
+    search, tried = _Search(asked, name, workload, rivals), set()
+    fitting: list[Trial] = []
     ways = ways_of(asked, name, workload)
     places = [
         place
@@ -97,9 +98,9 @@ def _staged(asked: Choosing, name: str, workload: Workload) -> Iterator[Trial]:
                 continue
             fits = False
             for trial in search.at((*stored, *place), coarser):
-                if trial.plan is not None:
+                if trial.fits:
                     fits = True
-                    fastest = min(filter(None, (fastest, trial)), key=lambda one: one.seconds)
+                    fitting.append(trial)
                 tried.add(trial.knobs)
                 yield trial
             if asked.thorough:
@@ -109,24 +110,53 @@ def _staged(asked: Choosing, name: str, workload: Workload) -> Iterator[Trial]:
             if fits:
                 turning = frozenset((*place, _TURNS))
                 coarser = search.coarsest((*stored, *place))
-    if fastest is None:
+    if not fitting:
         dtypes = [Way("storage", dtype, ()) for dtype in asked.storage[-1:]]
         finest = search.cuts((*dtypes, *ways))[-1]
         if finest not in tried:
             yield asked.trial(name, finest, workload)
     elif asked.hot_frac is None and "hot_frac" in KNOBS[name]:
-        yield from _hot(asked, fastest)
+        yield from _hot(asked, fitting, rivals)
 
 
-def _hot(asked: Choosing, trial: Trial) -> Iterator[Trial]:
-    """A trial with as many rows of every tensor that is gathered as there is room for staying."""
-    workload, held = asked.workload, trial.tried.peak_bytes["device"]
+def _hot(asked: Choosing, fitting: list[Trial], rivals: Rivals) -> Iterator[Trial]:
+    """The fastest with as many rows of every tensor that is gathered as there is room for."""
+    workload = asked.workload
     names = {name for stage in workload.stages for name in stage.gathers}
     row_bytes = sum(workload.row_kind(name).row_bytes for name in names)
-    room = asked.machine.tier("device").available_bytes - held
-    shares = [share for share in _HOT if share * asked.shape.num_nodes * row_bytes <= room]
-    if shares and trial.knobs.parts > 1:
-        yield asked.trial(trial.strategy, replace(trial.knobs, hot_frac=shares[-1]))
+
+    def heated(trial: Trial) -> Knobs | None:
+        room = asked.machine.tier("device").available_bytes - trial.peak_bytes["device"]
+        shares = [share for share in _HOT if share * asked.shape.num_nodes * row_bytes <= room]
+        may = shares and trial.knobs.parts > 1
+        return replace(trial.knobs, hot_frac=shares[-1]) if may else None
+
+    name, open_to = fitting[0].strategy, _maybe_fastest(fitting)
+    if len(open_to) > 1:
+        lost = [asked.lost(name, knobs, rivals) for knobs in map(heated, open_to) if knobs]
+        beaten = [trial for trial in lost if trial is not None]
+        if len(beaten) == len(lost):  # whichever is the fastest
+            yield from beaten[:1]
+            return
+        open_to = [_clocked(asked, trial) for trial in open_to]
+    if knobs := heated(min(open_to, key=lambda trial: trial.seconds)):
+        yield asked.trial(name, knobs, rivals=rivals)
+
+
+def _maybe_fastest(fitting: list[Trial]) -> list[Trial]:
+    """Those that the clock may find to be the fastest; of equals the first."""
+    clocked = min(fitting, key=lambda trial: trial.seconds)
+    return [
+        trial
+        for trial in fitting
+        if trial is clocked or (trial.least and trial.least.seconds <= clocked.seconds)
+    ]
+
+
+def _clocked(asked: Choosing, trial: Trial) -> Trial:
+    """A trial whatever beats it."""
+    tried = trial.tried
+    return asked.trial(tried.strategy, tried.knobs, tried.workload) if trial.least else trial
 
 
 @dataclass(slots=True)
@@ -137,6 +167,7 @@ class _Search:
     asked: Choosing
     name: str
     workload: Workload
+    rivals: Rivals
     refused: dict[tuple[Place, int], frozenset[str]] = field(default_factory=dict)
     fits: set[tuple[frozenset[Way], int]] = field(default_factory=set)
 
@@ -157,8 +188,8 @@ class _Search:
             if self._needless(place, i):
                 fitting, i = fitting + 1, i + 1
                 continue
-            trial = self.asked.trial(self.name, cuts[i], self.workload)
-            if trial.plan is not None:
+            trial = self.asked.trial(self.name, cuts[i], self.workload, self.rivals)
+            if trial.fits:
                 self.fits.add((frozenset(place), i))
                 fitting, i = fitting + 1, i + 1
                 yield trial

@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 from tiergnn.errors import PlanError
 from tiergnn.schedule.contents import Content
@@ -238,6 +240,21 @@ class Work:
         )
 
 
+@lru_cache(maxsize=1 << 16)
+def moved(num_bytes: int, link: str, grain: int = 1, launches: int = 1) -> Work:
+    """Bytes over a link; one object for the many actions that do alike."""
+    return Work(kind="move", amount=num_bytes, grain=grain, place=link, launches=launches)
+
+
+class Done(NamedTuple):
+    """Of an action what its seconds depend on."""
+
+    rank: int
+    lane: Lane
+    op: Op
+    work: tuple[Work, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """One step: ``index`` is its place in the schedule, in the order in which steps are issued.
@@ -272,6 +289,10 @@ class Action:
         if self.part >= 0:
             text += f" p{self.part}"
         return f"{text} c{self.slice}" if self.slice >= 0 else text
+
+    @property
+    def done(self) -> Done:
+        return Done(self.rank, self.lane, self.op, self.work)
 
     @property
     def moved_bytes(self) -> int:

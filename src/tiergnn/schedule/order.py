@@ -166,7 +166,7 @@ def _clocked(
     numbers: dict[tuple[int, str], int] = {}
     counts: list[int] = []
     num = len(needs)
-    chain, place = np.zeros(num, np.int32), np.zeros(num, np.int32)
+    chain, place = [0] * num, [0] * num
     for i, action in enumerate(schedule.actions):
         number = numbers.setdefault((action.rank, action.lane), len(numbers))
         if number == len(counts):
@@ -179,11 +179,17 @@ def _clocked(
         group = members.get(first, (first,))
         row = done[first]
         for i in group:
-            for j in needs[i]:
-                np.maximum(row, done[j], out=row)
+            for j in reversed(needs[i]):  # the latest first, which often knows of the others
+                if row[chain[j]] < place[j]:
+                    np.maximum(row, done[j], out=row)
         for i in group[1:]:
             done[i] = row
         for i in group:
             done[i, chain[i]] = place[i]
         full += group
-    return Order(walk=tuple(full), chain=chain, place=place, done=done)
+    return Order(
+        walk=tuple(full),
+        chain=np.array(chain, np.int32),
+        place=np.array(place, np.int32),
+        done=done,
+    )

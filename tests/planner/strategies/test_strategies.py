@@ -12,15 +12,13 @@ from tests.planner.strategies.cases import WORKLOADS, cases, graph_case, knobs_o
 from tiergnn.errors import ConfigError, PlanError
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.simulate import simulate
-from tiergnn.planner.strategies.fitting import fit
 from tiergnn.planner.strategies.knobs import Knobs
-from tiergnn.planner.strategies.known import KNOBS, RANKED, STRATEGIES
+from tiergnn.planner.strategies.known import KNOBS, RANKED, SIZED, STRATEGIES
 from tiergnn.schedule.actions import Op
 from tiergnn.schedule.capacity import held_in_order
 from tiergnn.schedule.check import check, peaks
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
-from tiergnn.schedule.sizing import Sized
 
 OURS = [name for name in STRATEGIES if name != "resident"]
 ONE_DEVICE = ("hongtu", "grinnder", "sliced")
@@ -127,24 +125,16 @@ def test_what_is_held_is_told_without_writing(name, data):
     workload = WORKLOADS[data.draw(st.sampled_from(sorted(WORKLOADS)))]
     case = data.draw(cases(max_parts=16))
     knobs = data.draw(knobs_of(KNOBS[name], workload, case.layout.num_parts))
-    sized: list[Sized] = []
-
-    def seen(found, *rest):
-        sized.append(found)
-        fit(found, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"tiergnn.planner.strategies.{name}.fit", seen)
-        schedule = STRATEGIES[name](workload, case.shape, case.layout, machine(), knobs)
+    fitting = SIZED[name](workload, case.shape, case.layout, machine(), knobs)
+    schedule = fitting.write()
     proven = peaks(schedule)
     walked = held_in_order(schedule)
     assert {place: full.num_bytes for place, full in walked.items()} == {
         place: num_bytes for place, (num_bytes, _) in proven.items()
     }
-    for found in sized[-1:]:  # none where all fits in host memory at once
-        assert {place: num_bytes for place, (num_bytes, _) in found.held.items()} == {
-            place: num_bytes for place, (num_bytes, _) in proven.items()
-        }
+    assert {place: num_bytes for place, (num_bytes, _) in fitting.sized.held.items()} == {
+        place: num_bytes for place, (num_bytes, _) in proven.items()
+    }
 
 
 def test_more_host_memory_means_less_disk():

@@ -19,7 +19,7 @@ from tiergnn.planner.strategies.edges import (
     turned_bytes,
 )
 from tiergnn.planner.strategies.passing import Turns
-from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.actions import Lane, Op, moved
 from tiergnn.schedule.contents import Content, What
 from tiergnn.workload import Extent, StageWork
 
@@ -169,7 +169,7 @@ class Chunks:
             part=part,
             reads=[self._home(name, part)],
             writes=[buffer],
-            work=[Work(kind="move", amount=num_bytes, place=draft.link("h2d"))],
+            work=[moved(num_bytes, draft.link("h2d"))],
         )
         return buffer
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from tiergnn.errors import PlanError
+from tiergnn.hardware.machine import TIERS
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule
@@ -24,11 +27,16 @@ class Cut:
     given: bool
     homes: dict[tuple[int, int], str] = field(default_factory=dict)
     awaited: tuple[int, int] | None = None  # a slice, or a block (-1: all), still to be written
+    spans: list[tuple[int, int]] = field(init=False)  # first column of each and the next one's
+    within: dict[str, list[int]] = field(init=False)  # tier -> its slices, which are neighbours
+
+    def __post_init__(self) -> None:
+        self.spans = list(pairwise(accumulate(self.columns, initial=0)))
+        self.within = {tier: [i for i, t in enumerate(self.tiers) if t == tier] for tier in TIERS}
 
     def at(self, index: int) -> tuple[int, int] | None:
         """The columns of a slice; None: all of them."""
-        first = sum(self.columns[:index])
-        return None if len(self.columns) == 1 else (first, first + self.columns[index])
+        return None if len(self.columns) == 1 else self.spans[index]
 
     def lacks(self, places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Those of which rows are still to be written."""
@@ -37,19 +45,16 @@ class Cut:
         index, part = self.awaited
         return [(i, p) for i, p in places if index in (-1, i) and (part in (-1, p) or p < 0)]
 
-    def within(self, tier: str) -> list[int]:
-        """The slices in a tier, which are neighbours."""
-        return [i for i, t in enumerate(self.tiers) if t == tier]
-
     def of_tier(self, tier: str) -> tuple[int, int] | None:
         """The columns of all slices in a tier."""
-        found = self.within(tier)
+        found = self.within[tier]
         if len(found) == len(self.tiers):
             return None
         before = sum(self.columns[: found[0]])
         return before, before + sum(self.columns[i] for i in found)
 
 
+@lru_cache(maxsize=1 << 16)
 def holding(name: str, part: int = -1, columns: tuple[int, int] | None = None) -> Content:
     """``h1`` or ``h1.grad``: of a block of rows, or of all."""
     of, dot, _ = name.rpartition(".grad")

@@ -10,7 +10,7 @@ Legend: P rows of one part, S source rows it reads, E edges.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.shape import GraphShape, Layout
@@ -80,6 +80,7 @@ class Draft:
         self._rows = {rows.name: rows for rows in workload.rows}
         self.sizes: dict[str, int] = {}  # bytes of every buffer that was taken
         self._taken: dict[str, int] = {}  # name -> times that it was declared
+        self.stored_bytes = cache(self._stored_bytes)
         self.works = Works(shape, workload.dtype).of
         learned = [name for name in workload.inputs if self._rows[name].grad]
         if learned:
@@ -106,15 +107,15 @@ class Draft:
         return Extent(rows, rows, sum(part.edges for part in self.layout.parts))
 
     def count(self, name: str, part: int) -> int:
-        """Rows of a tensor in a part: its nodes, or its edges."""
-        shape = self.layout.parts[part]
+        """Rows of a tensor in a part (-1: in all): its nodes, or its edges."""
+        shape = self.whole if part < 0 else self.layout.parts[part]
         return shape.rows if self._rows[name].of == "nodes" else shape.edges
 
     def row_bytes(self, name: str) -> int:
         """Of a row as it is computed with."""
         return self._rows[name].row_bytes
 
-    def stored_bytes(self, name: str, *, made: bool = False) -> int:
+    def _stored_bytes(self, name: str, *, made: bool = False) -> int:
         """Of a row in host memory, on disk and between ranks; the graph's own lie there as they
         came, what is ``made`` of them as wide does not."""
         rows = self._rows[name]

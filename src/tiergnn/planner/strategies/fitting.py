@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from tiergnn.errors import PlanError
 from tiergnn.hardware.machine import TIERS, Machine
@@ -15,6 +16,13 @@ from tiergnn.units import format_bytes
 _FLAGS = {"device": "device_memory", "host": "host_memory", "disk": "disk"}
 _TRIES = 4  # to find how many slices fit
 _SPARE = 0.1  # of a tier: what is left when no better number of slices is looked for
+
+
+class Fitting(NamedTuple):
+    """A schedule that fits: sized, and what writes it down."""
+
+    sized: Sized
+    write: Callable[[], Schedule]
 
 
 def shortfall(

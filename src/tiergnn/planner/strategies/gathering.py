@@ -14,7 +14,7 @@ from tiergnn.errors import ConfigError
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.edges import held_edges, in_edge_bytes, out_edge_bytes
 from tiergnn.planner.strategies.home import Home
-from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.actions import Lane, Op, Work, moved
 from tiergnn.schedule.contents import Content, What
 from tiergnn.workload import Extent
 
@@ -71,7 +71,7 @@ class Gathering:
         for name, (num_bytes, what) in zip(there, sizes.values(), strict=True):
             holds = Content(what, "", part)
             buffer = draft.take(name, "topology", num_bytes, lane=Lane.H2D, holds=holds)
-            work = Work(kind="move", amount=num_bytes, place=draft.link("h2d"))
+            work = moved(num_bytes, draft.link("h2d"))
             self.copy(Lane.H2D, part, [f"{name}@host"], buffer, work)
             brought.append(buffer)
         return brought, brought
@@ -80,7 +80,7 @@ class Gathering:
         """Rows in one piece from Home to a device buffer."""
         draft, name, part = self._draft, holds.of, holds.part
         buffer = draft.take(entry, kind, rows * draft.row_bytes(name), lane=Lane.H2D, holds=holds)
-        work = Work(kind="move", amount=rows * draft.stored_bytes(name), place=draft.link("h2d"))
+        work = moved(rows * draft.stored_bytes(name), draft.link("h2d"))
         self.copy(Lane.H2D, part, [self._home.read(entry)], buffer, work)
         return buffer
 
@@ -92,9 +92,7 @@ class Gathering:
             f"{name}.p{part}.in", "activations", shape.sources * draft.row_bytes(name),
             lane=Lane.H2D, holds=Content(What.SOURCES, name, part),
         )  # fmt: skip
-        own = Work(
-            kind="move", amount=shape.rows * draft.stored_bytes(name), place=draft.link("h2d")
-        )
+        own = moved(shape.rows * draft.stored_bytes(name), draft.link("h2d"))
         self.copy(Lane.H2D, part, [self._home.read(f"{name}.p{part}")], buffer, own)
         hot = self._read(name, part)
         pulled = {q: rows - hot[q] for q, rows in enumerate(shape.halo_of) if q != part}
@@ -112,12 +110,8 @@ class Gathering:
 
     def _pull(self, name: str, num_bytes: int) -> Work:
         """Rows that the device reads in place from host memory."""
-        return Work(
-            kind="move",
-            amount=num_bytes,
-            grain=max(1, self._draft.stored_bytes(name)),
-            place=self._draft.link("zero_copy", "h2d"),
-        )
+        grain = max(1, self._draft.stored_bytes(name))
+        return moved(num_bytes, self._draft.link("zero_copy", "h2d"), grain)
 
     def copy(self, lane: Lane, part: int, sources: Iterable[str], target: str, work: Work) -> None:
         self._writer.add(0, lane, Op.COPY, part=part, reads=sources, writes=[target], work=[work])

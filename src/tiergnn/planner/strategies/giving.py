@@ -12,7 +12,7 @@ from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.gathering import Gathering
 from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.passing import Passing
-from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.actions import Lane, Op, Work, moved
 from tiergnn.schedule.contents import Content, What
 from tiergnn.workload import StageWork
 
@@ -108,6 +108,6 @@ class Giving:
     def _stage_out(self, part: int, buffer: str, num_bytes: int, holds: Content) -> str:
         name = f"{holds.of}.grad.of.p{part}@host"
         staging = self._staging.take(name, num_bytes, lane=Lane.D2H, holds=holds)
-        work = Work(kind="move", amount=num_bytes, place=self._draft.link("d2h"))
+        work = moved(num_bytes, self._draft.link("d2h"))
         self._gathering.copy(Lane.D2H, part, [buffer], staging, work)
         return staging

@@ -9,16 +9,17 @@ stay on the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fit, held_bytes, shortfall
+from tiergnn.planner.strategies.fitting import Fitting, fit, held_bytes, shortfall
 from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.staged import Staged
 from tiergnn.schedule.schedule import Schedule
+from tiergnn.schedule.sizing import Sized
 from tiergnn.workload import Workload
 
 USES = ("parts", "storage", "topology", "tier", "gradients", "hot_frac")
@@ -33,7 +34,7 @@ def write(
 
     Raises PlanError where a tier is too small, with what would do.
     """
-    return fitting(workload, shape, layout, machine, knobs)()
+    return fitting(workload, shape, layout, machine, knobs).write()
 
 
 def evaluation(
@@ -46,7 +47,7 @@ def evaluation(
 ) -> Schedule:
     """One pass of a workload that was traced for evaluation, beside training steps; raises as
     ``write``. The knobs alone say where inputs lie, and not a ``step``."""
-    return fitting(workload, shape, layout, machine, knobs, training=False)()
+    return fitting(workload, shape, layout, machine, knobs, training=False).write()
 
 
 def fitting(
@@ -57,8 +58,8 @@ def fitting(
     knobs: Knobs,
     *,
     training: bool = True,
-) -> Callable[[], Schedule]:
-    """What writes the schedule that fits. Raises PlanError where none does."""
+) -> Fitting:
+    """The schedule that fits. Raises PlanError where none does."""
 
     def written(
         capacity_bytes: float, trace: Iterable[str] = (), *, sizing: bool = False
@@ -73,24 +74,32 @@ def fitting(
             staged.write_evaluation()
         return draft, home.reads
 
-    draft, trace = written(math.inf, sizing=True)
-    roomy = draft.sized()
+    def sized(capacity_bytes: float) -> Sized:
+        return written(capacity_bytes, trace, sizing=True)[0].sized()
+
+    def fitting_in(capacity_bytes: float, found: Sized) -> Fitting:
+        return Fitting(found, lambda: written(capacity_bytes, trace)[0].finish())
+
+    trace: Sequence[str] = ()
     if knobs.tier == "host":
+        roomy = sized(math.inf)
         fit(roomy, machine)
-        return lambda: written(math.inf)[0].finish()
-    # The order of reads does not depend on the cache, so the first writing tells it.
-    if shortfall(roomy, machine) is None:
-        return lambda: written(math.inf, trace)[0].finish()
-    least = written(0, trace, sizing=True)[0].sized()
-    available = machine.tier("host").available_bytes
+        return fitting_in(math.inf, roomy)
+    # The order of reads does not depend on the cache, so a writing without one tells it.
+    draft, trace = written(0, sizing=True)
+    least = draft.sized()
     fit(least, machine, ("device", "host"))
+    roomy = sized(math.inf)
+    if shortfall(roomy, machine) is None:
+        return fitting_in(math.inf, roomy)
+    available = machine.tier("host").available_bytes
     room = available - held_bytes(least, "host")
     for _ in range(_TRIES):
-        tried = written(room, trace, sizing=True)[0].sized()
+        tried = sized(room)
         over = held_bytes(tried, "host") - available
         if over <= 0:
             fit(tried, machine)
-            return lambda: written(room, trace)[0].finish()
+            return fitting_in(room, tried)
         room -= over  # other entries pass through host memory now, and larger ones
     fit(least, machine)
-    return lambda: written(0, trace)[0].finish()
+    return fitting_in(0, least)

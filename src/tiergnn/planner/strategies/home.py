@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.actions import Lane, Op, Work, moved
 from tiergnn.schedule.contents import Content
 
 PASSING = 3  # entries on their way through host memory: one read, one copied, one written
@@ -109,7 +109,7 @@ class Home:
             part=part,
             reads=[source],
             writes=[entry.host],
-            work=[Work(kind="move", amount=num_bytes, place=self._draft.link("d2h"))],
+            work=[moved(num_bytes, self._draft.link("d2h"))],
         )
         if not entry.cached:
             self._write_back(name, entry)
@@ -201,6 +201,8 @@ class Home:
     def _queue(self, name: str) -> None:
         """Note when a cached entry is needed next, which only a read of it changes; of those that
         nobody needs the first noted leaves first."""
+        if self._capacity == math.inf:
+            return  # where none ever leaves
         self._queued += 1
         heappush(self._later, (-self._next(name), self._queued, name))
 
@@ -236,5 +238,5 @@ class Home:
             Op.COPY,
             reads=[source],
             writes=[target],
-            work=[Work(kind="move", amount=num_bytes, place=self._draft.link(link))],
+            work=[moved(num_bytes, self._draft.link(link))],
         )

@@ -7,12 +7,11 @@ gathered rows go there too, to come back in backward in one piece. No disk, no o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fit
+from tiergnn.planner.strategies.fitting import Fitting, fit
 from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.staged import Staged
@@ -26,7 +25,7 @@ def write(
     workload: Workload, shape: GraphShape, layout: Layout, machine: Machine, knobs: Knobs
 ) -> Schedule:
     """One training step. Raises PlanError where a tier is too small, with what would do."""
-    return fitting(workload, shape, layout, machine, knobs)()
+    return fitting(workload, shape, layout, machine, knobs).write()
 
 
 def evaluation(
@@ -39,7 +38,7 @@ def evaluation(
 ) -> Schedule:
     """One pass of a workload that was traced for evaluation, beside training steps; raises as
     ``write``. The knobs alone say where inputs lie, and not a ``step``."""
-    return fitting(workload, shape, layout, machine, knobs, training=False)()
+    return fitting(workload, shape, layout, machine, knobs, training=False).write()
 
 
 def fitting(
@@ -50,8 +49,8 @@ def fitting(
     knobs: Knobs,
     *,
     training: bool = True,
-) -> Callable[[], Schedule]:
-    """What writes the schedule that fits. Raises PlanError where none does."""
+) -> Fitting:
+    """The schedule that fits. Raises PlanError where none does."""
 
     def written(*, sizing: bool) -> Draft:
         draft = Draft("hongtu", workload, shape, layout, machine, knobs, uses=USES, sizing=sizing)
@@ -62,5 +61,6 @@ def fitting(
             staged.write_evaluation()
         return draft
 
-    fit(written(sizing=True).sized(), machine)
-    return lambda: written(sizing=False).finish()
+    sized = written(sizing=True).sized()
+    fit(sized, machine)
+    return Fitting(sized, lambda: written(sizing=False).finish())

@@ -21,6 +21,7 @@ from tiergnn.planner.strategies import (
     sliced,
     uva,
 )
+from tiergnn.planner.strategies.fitting import Fitting
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import Workload
@@ -41,8 +42,8 @@ STRATEGIES: dict[str, Write] = {
     "nfp": nfp.write,
 }
 
-# Those that are sized before they are written: name -> what gives the writing of one that fits.
-SIZED: dict[str, Callable[[Workload, GraphShape, Layout, Machine, Knobs], object]] = {
+# Those that are sized before they are written.
+SIZED: dict[str, Callable[[Workload, GraphShape, Layout, Machine, Knobs], Fitting]] = {
     "hongtu": hongtu.fitting,
     "grinnder": grinnder.fitting,
     "sliced": sliced.fitting,

@@ -10,8 +10,8 @@ Legend: V nodes of the graph, P rows of a block, E edges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
-from functools import partial
+from collections.abc import Container, Iterable
+from functools import cache, partial
 
 from tiergnn.errors import PlanError
 from tiergnn.graph.shape import GraphShape, Layout
@@ -21,7 +21,7 @@ from tiergnn.planner.strategies.chunks import Chunks
 from tiergnn.planner.strategies.columns import Columns
 from tiergnn.planner.strategies.cuts import holding, slices_of, units_of
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.planner.strategies.fitting import fit, most_slices, shortfall
+from tiergnn.planner.strategies.fitting import Fitting, fit, most_slices, shortfall
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import Turns, give_passing
@@ -43,7 +43,7 @@ def write(
     About as many slices of every tensor stay on the device as fit; of the others in host memory,
     where the tier is "disk". Raises PlanError where a stage cannot be sliced or no slice fits.
     """
-    return fitting(workload, shape, layout, machine, knobs)()
+    return fitting(workload, shape, layout, machine, knobs).write()
 
 
 def evaluation(
@@ -56,7 +56,7 @@ def evaluation(
 ) -> Schedule:
     """One pass of a workload that was traced for evaluation, beside training steps; raises as
     ``write``. The slices of inputs lie where a ``step`` has them, as far as they fit."""
-    return fitting(workload, shape, layout, machine, knobs, beside=step)()
+    return fitting(workload, shape, layout, machine, knobs, beside=step).write()
 
 
 def fitting(
@@ -67,9 +67,9 @@ def fitting(
     knobs: Knobs,
     *,
     beside: Schedule | None = None,
-) -> Callable[[], Schedule]:
-    """What writes the schedule that fits, of training steps or of evaluations ``beside`` them.
-    Raises PlanError where none does."""
+) -> Fitting:
+    """The schedule that fits, of training steps or of evaluations ``beside`` them. Raises PlanError
+    where none does."""
 
     def written(device_slices: int, host_slices: int, *, sizing: bool = False) -> Draft:
         draft = Draft(
@@ -84,6 +84,7 @@ def fitting(
             sliced.write_evaluation()
         return draft
 
+    @cache
     def sized(device_slices: int, host_slices: int) -> Sized:
         return written(device_slices, host_slices, sizing=True).sized()
 
@@ -94,14 +95,14 @@ def fitting(
     if beside is not None:
         most, host = slices_of(beside, knobs.slices)
         if shortfall(sized(most, host), machine) is None:
-            return lambda: written(most, host).finish()
+            return Fitting(sized(most, host), lambda: written(most, host).finish())
         host = 0
     device = most_slices(least, lambda n: sized(n, 0), most, machine, "device")
     if knobs.tier == "disk" and device < knobs.slices:
         left = knobs.slices - device
         host = most_slices(sized(device, 0), lambda n: sized(device, n), left, machine, "host")
     fit(sized(device, host), machine)
-    return lambda: written(device, host).finish()
+    return Fitting(sized(device, host), lambda: written(device, host).finish())
 
 
 class _Sliced:

@@ -21,7 +21,7 @@ from functools import partial
 from tiergnn.planner.strategies.cuts import Cut, holding
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.passing import Leaving, Passing
-from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.actions import Lane, Op, Work, moved
 from tiergnn.schedule.contents import Content
 
 
@@ -80,7 +80,7 @@ class Slices:
     def _home(self, name: str, index: int, part: int) -> tuple[str, int, Content]:
         """Name, bytes and content of what holds a slice, or a block's rows of it."""
         cut, draft = self._cuts[name], self._draft
-        tier, rows = cut.tiers[index], self._rows(cut.of) if part < 0 else draft.count(cut.of, part)
+        tier, rows = cut.tiers[index], draft.count(cut.of, part)
         size = draft.row_bytes(cut.of)
         if tier != "device":
             size = draft.stored_bytes(cut.of, made=name != cut.of)
@@ -115,9 +115,6 @@ class Slices:
         homes = [] if cut.given else [cut.homes.pop(place) for place in places]
         if homes:
             self._writer.release(0, *homes, lane=lane)
-
-    def _rows(self, name: str) -> int:
-        return sum(self._draft.count(name, part) for part in self._draft.parts)
 
     def drop(self, name: str) -> None:
         """Give back what is left of a tensor."""
@@ -181,7 +178,7 @@ class Slices:
 
     def _device_bytes(self, name: str, index: int) -> int:
         of = self._cuts[name].of
-        return round(self._rows(of) * self._draft.row_bytes(of) * self.frac(of, index))
+        return round(self._draft.count(of, -1) * self._draft.row_bytes(of) * self.frac(of, index))
 
     def leave(
         self, name: str, index: int, buffer: str, *, written: bool, last: bool = False
@@ -225,7 +222,7 @@ class Slices:
 
     def _places(self, cut: Cut, tier: str, part: int) -> list[tuple[int, int]]:
         """What holds a block's rows in a tier."""
-        found = cut.within(tier)
+        found = cut.within[tier]
         return [(i, part if part in self._tiles(cut, i) else -1) for i in found]
 
     def fill_rows(self, name: str, part: int, buffer: str) -> None:
@@ -273,7 +270,7 @@ class Slices:
 
     def _block_bytes(self, name: str, part: int, tier: str) -> int:
         """Bytes of a block's rows in the slices of one tier."""
-        return self._row_bytes(name, part, self._cuts[name].within(tier))
+        return self._row_bytes(name, part, self._cuts[name].within[tier])
 
     def _row_bytes(self, name: str, part: int, slices: list[int]) -> int:
         """The same of some slices, which are in one tier."""
@@ -368,9 +365,7 @@ class Slices:
             slice=slice,
             reads=sources,
             writes=targets,
-            work=[
-                Work(kind="move", amount=num_bytes, place=self._draft.link(link), launches=tiles)
-            ],
+            work=[moved(num_bytes, self._draft.link(link), launches=tiles)],
         )
 
 

@@ -17,7 +17,7 @@ from tiergnn.planner.strategies.giving import Giving
 from tiergnn.planner.strategies.home import Home
 from tiergnn.planner.strategies.moments import Moments
 from tiergnn.planner.strategies.passing import Leaving, ahead
-from tiergnn.schedule.actions import Lane, Op, Work
+from tiergnn.schedule.actions import Lane, Op, moved
 from tiergnn.schedule.contents import Content, What
 from tiergnn.workload import StageWork
 
@@ -246,7 +246,7 @@ class Staged:
         """Those of a part's rows of the model's output that are asked for stay in host memory."""
         answer, num_bytes = self._draft.answer(visit.part)
         self._writer.reserve(0, answer, lane=Lane.D2H)
-        work = Work(kind="move", amount=num_bytes, place=self._draft.link("d2h"))
+        work = moved(num_bytes, self._draft.link("d2h"))
         self._gathering.copy(Lane.D2H, visit.part, [visit.outputs[out]], answer, work)
 
     def _leave(self, visit: _Visit) -> None:
