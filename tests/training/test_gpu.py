@@ -15,6 +15,7 @@ from tiergnn.graph.table import Table
 from tiergnn.models import zoo
 from tiergnn.runtime.capture import MEASURED
 from tiergnn.runtime.executor import Resident
+from tiergnn.training import scoring
 
 pytestmark = pytest.mark.gpu
 QUIET = {"progress": False}
@@ -280,3 +281,14 @@ def test_a_criterion_of_ones_own_decides_anew_at_every_step(graph):
 
     tg.train(graph, SPECS["gcn"], device="cuda", epochs=6, criterion=criterion, **QUIET)
     assert len(calls) >= 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_of_a_split_are_taken_as_torch_takes_them(dtype):
+    out = torch.randn(5_000, 47, device="cuda").to(dtype).requires_grad_()
+    ids = torch.randperm(5_000, device="cuda")[:1_234].sort().values
+    wide = torch.promote_types(dtype, torch.float32)
+    taken = [scoring._select(out, ids), out.index_select(0, ids).to(wide)]
+    assert torch.equal(*taken)
+    grads = [torch.autograd.grad(rows.square().sum(), out)[0] for rows in taken]
+    assert torch.equal(*grads)

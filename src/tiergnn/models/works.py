@@ -309,6 +309,7 @@ _OURS: dict[str, Maker] = {
     "gatv2_attention": _gatv2,
     "gatv2_attention_grad": _gatv2_grad,
     "edge_mean": _edge_mean,
+    "gather": _taken,
     "epilogue": _epilogue,
     "epilogue_grad": _epilogue_grad,
     "dropout": _dropout,
