@@ -283,11 +283,12 @@ def test_an_unknown_strategy_is_answered_with_the_known_ones():
         _ = replace(best(choosing(preset("h200")).trials(["resident"])), strategy="none").schedule
 
 
-def test_papers100m_is_planned_from_its_counts_in_seconds_and_little_memory():
+@pytest.mark.parametrize("budgets", [(None, None), (24 * 2**30, 128 * 2**30)], ids=str)
+def test_papers100m_is_planned_from_its_counts_in_seconds_and_little_memory(budgets):
     """111 million nodes, 1.6 billion edges, of which only counts and degrees are there; in a
     process of its own, so that the bytes are those of planning (``getrusage`` would count what the
     parent held when it was forked)."""
-    script = """
+    script = f"""
 import re, time
 from pathlib import Path
 from tiergnn.graph.published import published_shape
@@ -296,7 +297,8 @@ from tiergnn.planner.choose import Choosing, best
 from tiergnn.planner.models import classic
 
 shape = published_shape("papers100M")
-machine = preset("a100x8-nvswitch")
+device, host = {budgets}
+machine = preset("a100x8-nvswitch").with_budgets(device_bytes=device, host_bytes=host)
 workload = classic("gcn", shape.num_features, shape.num_classes, hidden=128, layers=3)
 plan = best(Choosing(workload=workload, shape=shape, machine=machine).trials())
 assert plan.strategy != "resident"

@@ -136,3 +136,24 @@ def test_no_clock_is_ahead_of_the_least_seconds(name, data, case, model):
         assert 0 < least.seconds <= (1 + 1e-9) * counted
         held = {tier: n for tier, n in plan.peak_bytes.items() if n}
         assert held == {tier: n for tier, n in least.peak_bytes.items() if n}
+
+
+@pytest.mark.parametrize("beaten", [False, True])
+def test_hot_rows_are_those_of_the_fastest_cut(beaten, monkeypatch):
+    """Of which the first is the fastest here; where all are beaten without them, too."""
+    question = asked("dense", "gcn", "a5000-nvme", 40, 0)
+
+    def slow(_: Rivals, plan: Plan) -> Trial | None:
+        if plan.knobs.hot_frac:
+            return None
+        return Trial(tried=replace(plan), refused=PlanError("slow"), least=plan.least)
+
+    if beaten:
+        monkeypatch.setattr(Rivals, "lost", slow)
+    *plain, hot = question.trials(["grinnder"])
+    assert hot.plan is not None
+    fitting = [trial.knobs for trial in plain if trial.fits]
+    fastest = min(fitting, key=lambda knobs: question.trial("grinnder", knobs).seconds)
+    assert fastest != fitting[-1]
+    assert hot.knobs == replace(fastest, hot_frac=hot.knobs.hot_frac)
+    assert hot.knobs.hot_frac > 0
