@@ -100,7 +100,7 @@ def test_what_was_not_written_says_so():
         assert "or more" in str(trial.refused)
         assert fastest.seconds < trial.least.seconds
         again = question.trial(trial.strategy, trial.knobs)
-        assert trial.least.seconds <= (1 + 1e-9) * again.seconds
+        assert trial.least.seconds <= again.seconds
         assert trial.peak_bytes == again.peak_bytes
 
 
@@ -130,10 +130,10 @@ def test_no_clock_is_ahead_of_the_least_seconds(name, data, case, model):
         return
     costs = Costs.of(where).of_schedule(plan.schedule)
     counted = least_s((action.done for action in plan.schedule.actions), where, costs)
-    assert 0 < counted <= (1 + 1e-9) * seconds
+    assert 0 < counted <= seconds
     assert (least is not None) == (name in SIZED)
     if least is not None:
-        assert 0 < least.seconds <= (1 + 1e-9) * counted
+        assert 0 < least.seconds <= (1 + 1e-9) * counted  # of chunks some
         held = {tier: n for tier, n in plan.peak_bytes.items() if n}
         assert held == {tier: n for tier, n in least.peak_bytes.items() if n}
 

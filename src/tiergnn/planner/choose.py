@@ -29,7 +29,6 @@ ON_ONE = ("resident", "sliced", "grinnder", "hongtu")
 ON_SEVERAL = ("halo", "leo", "nfp", "mgg", "uva")
 _RECOMPUTES = 12  # sets of stages tried, spread over the frontier
 _RECOMPUTES_OF_RANKS = 4
-_ROUNDING = 1e-9  # of sums in another order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +86,8 @@ class Rivals:
             return None
         seconds, peak_bytes = plan.least
         for trial in self.clocked:
-            sooner = trial.seconds < (1 - _ROUNDING) * seconds
-            if sooner and (not self.frontier or _within(trial.peak_bytes, peak_bytes)):
+            smaller = not self.frontier or _within(trial.peak_bytes, peak_bytes)
+            if smaller and trial.seconds < seconds:
                 error = PlanError(
                     f"{plan.strategy} takes {format_seconds(seconds)} or more, {trial.strategy} "
                     f"{trial.text} {format_seconds(trial.seconds)}: not written"
@@ -167,8 +166,8 @@ class Choosing:
         workload: Workload | None = None,
         rivals: Rivals | None = None,
     ) -> Trial:
-        """Write, prove and clock one plan, unless one of its rivals is known to beat it; with them
-        it is one of them."""
+        """Write, prove and clock one plan, unless one of its rivals is known to beat it; it is one
+        of them then."""
         plan = self._plan(name, knobs, workload)
         try:
             lost = rivals and rivals.lost(plan)
@@ -219,7 +218,7 @@ class Choosing:
             if name not in STRATEGIES:
                 raise unknown("strategy", name, STRATEGIES)
         able = [name for name in STRATEGIES if not self.hot_frac or "hot_frac" in KNOBS[name]]
-        found, rivals = [], Rivals(frontier=self.thorough)
+        found, rivals = [], Rivals(frontier=self.thorough or self.fewer)
         with _uncollected():
             for count in self.counts:
                 known = ON_ONE if count == 1 else ON_SEVERAL

@@ -1,7 +1,8 @@
 """Cost: the seconds that an action's work takes on a machine, and what measured runs teach of it.
 
 Every kind of work has a class: gather, attend, matmul, stream (operations on rows in order, torch's
-and ours), draw, fresh, launch, and each link. What the machine's rates say is multiplied by the
+and ours), draw, fresh, launch, pull (rows that are copied as they lie, where a link has a rate of
+its own for them) and each link. What the machine's rates say is multiplied by the
 factor of the class, 1 until ``fit`` (planner/fit.py) learns a better one.
 """
 
@@ -15,14 +16,14 @@ from typing import NamedTuple
 
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, unknown
-from tiergnn.hardware.machine import AROUND, LINKS, Device, Machine, hit_frac
+from tiergnn.hardware.machine import AROUND, LINKS, Device, Link, Machine, hit_frac
 from tiergnn.schedule.actions import Action, Done, Lane, Op, Work
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import PRODUCTS
 
 FORMAT = "tiergnn-costs"
 VERSION = 1
-CLASSES = ("gather", "attend", "matmul", "stream", "draw", "fresh", "launch", *LINKS)
+CLASSES = ("gather", "attend", "matmul", "stream", "draw", "fresh", "launch", "pull", *LINKS)
 _STAGED = ("sliced", "grinnder", "hongtu")  # steps that one thread queues action by action
 # Kinds of work that operations have beside their bytes, and the class of each.
 _BESIDE = {
@@ -46,7 +47,8 @@ class Share(NamedTuple):
 
     cost_class: str
     seconds: float
-    num_bytes: int = 0  # of a link
+    num_bytes: int = 0
+    link: str = ""  # that they go over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class Costs:
             factor = self.factor(share.cost_class)
             if share.num_bytes:
                 rate = share.num_bytes / (share.seconds * factor)
-                uses.append(LinkUse(share.cost_class, share.num_bytes, rate))
+                uses.append(LinkUse(share.link, share.num_bytes, rate))
             else:
                 fixed_s += share.seconds * factor
         return fixed_s, tuple(uses)
@@ -193,8 +195,11 @@ def _shares(
             yield Share("launch", work.launches * launches.graph_s)
         if work.amount:
             piece = work.grain if work.grain > 1 else work.amount
-            rates = way.pulled_Bps if action.op is Op.COPY and way.pulled_Bps else way.Bps
-            yield Share(link, work.amount / rates.at(piece), work.amount)
+            if action.op is Op.COPY and way.pulled_Bps:
+                yield Share("pull", work.amount / way.pulled_Bps.at(piece), work.amount, link)
+            else:
+                byte_s = _read_s_per_byte(device, way, work, piece)
+                yield Share(link, work.amount * byte_s, work.amount, link)
         return
     if work.kind == "gather":
         yield Share("launch", work.launches * launches.graph_s)
@@ -270,6 +275,16 @@ def _link_of(work: Work, lane: Lane, device: Device) -> str | None:
     if lane == Lane.HOST:
         return "host_gather"
     return None if device.kind == "cpu" else "zero_copy"  # a CPU's memory is the host's
+
+
+def _read_s_per_byte(device: Device, way: Link, work: Work, piece: int) -> float:
+    """Of rows that are read many times the device's cache has some."""
+    far_s = 1 / way.Bps.at(piece)
+    if way.cached_Bps is None or not work.span or not work.amount:
+        return far_s
+    again = max(0.0, 1 - work.span / work.amount)
+    hit = again * hit_frac(device.cache_bytes, float(work.span), work.evenness)
+    return hit / way.cached_Bps.at(piece) + (1 - hit) * far_s
 
 
 def gather_s_per_byte(device: Device, work: Work, streamed: float = 0.0) -> float:
