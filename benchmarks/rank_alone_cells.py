@@ -1,4 +1,4 @@
-"""What `rank_alone_gpu.py` measures: a graph made ready once, rates of the host link, and epochs.
+"""What `rank_alone_gpu.py` measures: a graph made ready once, and epochs.
 
 Legend: V nodes, E edges, H rows of others that the rank reads.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -19,17 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rank_alone_link import RANKS, settle
 from ranks_gpu_jobs import MODELS
-from staged_gpu import Shapes, as_measured, link_rates
+from staged_gpu import Shapes
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.partition import Partition, partition
 from tiergnn.graph.shape import Layout, layout_of, shape_of
-from tiergnn.hardware.machine import Curve, Link, Machine
-from tiergnn.hardware.presets import resolve
-from tiergnn.kernels.aggregate import aggregate
+from tiergnn.hardware.machine import Machine
 from tiergnn.kernels.block import Block
-from tiergnn.kernels.gather import gather
-from tiergnn.kernels.table import RowTable
 from tiergnn.models.zoo import build
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.plan import Plan
@@ -51,9 +47,7 @@ from tiergnn.training.options import Options
 from tiergnn.transport.alone import Alone, Shelf
 from tiergnn.workload import Workload
 
-RANKS, RANK = 8, 0
-WIDTHS = (64, 128, 256, 512, 1024, 2560)  # bytes of a row
-_DEGREE = 16
+RANK = 0
 _REPLICAS = (What.REPLICAS, What.GRAD_REPLICAS, What.SUM_REPLICAS)
 _COUNTED = (Op.EXCHANGE, Op.COPY, Op.AGGREGATE, Op.BACKWARD, Op.ACCUMULATE)
 SWITCHES = {"serial": {"pipeline": False}, "sync": {"asynchronous": False}}
@@ -70,78 +64,6 @@ def knobs_of(way: str) -> tuple[str, Knobs]:
             names = ("device_cache_frac", "host_cache_frac")
             given |= dict(zip(names, map(float, word.split("+")), strict=False))
     return strategy, Knobs(ranks=RANKS, **given)
-
-
-# The link to the host, which stands for the links to peers
-
-
-def rates_of(device: torch.device, shelf: Shelf, num_bytes: int) -> dict[str, Any]:
-    """Bytes a second: copies, alone and from where absent ranks' rows lie (``bulk``); rows that
-    sums read in place at random, and rows pulled in order."""
-    found: dict[str, Any] = {**link_rates(device), "in_place": {}, "pulled": {}}
-    memory = shelf.take(num_bytes)
-    room = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    found["bulk"] = _best(device, (num_bytes, lambda: room.copy_(memory, non_blocking=True)))
-    for width in WIDTHS:
-        rows = memory[: num_bytes // width * width].view(torch.float32).view(-1, width // 4)
-        found["in_place"][width] = _best(device, _in_place(rows, device))
-        found["pulled"][width] = _best(device, _pulled(rows, device))
-    shelf.clear()
-    return found
-
-
-def _in_place(rows: Tensor, device: torch.device) -> tuple[int, Callable[[], Any]]:
-    """Half as many reads as there are rows."""
-    num_edges = max(_DEGREE, len(rows) // 2 // _DEGREE * _DEGREE)
-    generator = torch.Generator(device=device).manual_seed(0)
-    size = (num_edges,)
-    col = torch.randint(len(rows), size, generator=generator, device=device, dtype=torch.int32)
-    block = Block(
-        rowptr=torch.arange(0, num_edges + 1, _DEGREE, device=device), col=col, num_src=len(rows)
-    )
-    table = RowTable([torch.empty(0, rows.shape[1], device=device), rows])
-
-    def call() -> None:
-        with torch.no_grad():
-            aggregate(block, table)
-
-    return num_edges * rows.shape[1] * 4, call
-
-
-def _pulled(rows: Tensor, device: torch.device) -> tuple[int, Callable[[], Any]]:
-    index = torch.arange(len(rows), dtype=torch.int32, device=device)
-    out = torch.empty(rows.shape, device=device)
-    table = RowTable([out[:0], rows])
-    places = table.places(index)
-    return out.nbytes, lambda: gather(table, places, out=out)
-
-
-def _best(device: torch.device, what: tuple[int, Callable[[], Any]]) -> float:
-    num_bytes, call = what
-    taken = []
-    for _ in range(4):
-        settle(device)
-        start = time.perf_counter()
-        call()
-        settle(device)
-        taken.append(time.perf_counter() - start)
-    return num_bytes / min(taken[1:])
-
-
-def machine_of(name: str, rates: dict[str, Any]) -> Machine:
-    """Eight of this device, each with its link to the host; peers are behind the same link."""
-    machine = as_measured(resolve(name), rates)
-    of_rows = {
-        way: Curve(tuple(sorted((float(width), rate) for width, rate in rates[way].items())))
-        for way in ("in_place", "pulled")
-    }
-    in_place = Link(Bps=of_rows["in_place"], pulled_Bps=of_rows["pulled"], wire="h2d")
-    links = machine.links | {
-        "zero_copy": in_place,
-        "peer": in_place,
-        "peer_copy": Link(Bps=Curve.flat(rates["h2d"]), wire="h2d"),
-    }
-    return replace(machine, num_devices=RANKS, links=links)
 
 
 # A graph, ready for all cells
@@ -382,11 +304,6 @@ def unique_bytes(workload: Workload, ready: Ready, machine: Machine) -> int:
     schedule = STRATEGIES["leo"](workload, ready.shape, ready.layout, machine, knobs)
     pulls = [a for a in schedule.actions if a.rank == RANK and a.op is Op.COPY]
     return sum(action.moved_bytes for action in pulls)
-
-
-def settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def emptied(device: torch.device) -> None:

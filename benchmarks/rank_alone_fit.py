@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,21 @@ from tiergnn.planner.simulate import simulate
 
 def learn(samples: Sequence[tuple[dict[str, Any], Sample]], machine: Machine) -> Fit:
     """What the measured actions of all rows teach; each row gets its seconds by that, with what a
-    step takes beyond its actions (the host's, and the parameters' move), in the median of all."""
+    step takes beyond its actions (the host's, and the parameters' move), in the median of all steps
+    of its model."""
     taught = fit(Costs.of(machine), [sample for _, sample in samples])
-    around_s = statistics.median(row["around_s"] for row, _ in samples)
+    around: dict[str, list[float]] = defaultdict(list)
+    for row, _ in samples:
+        around[_model(row)].append(row["around_s"])
     for row, (schedule, _) in samples:
         spans = simulate(schedule, machine, taught.costs).spans
         own = (s.end_s for s in spans if s.rank == RANK and s.label != "STEP")
-        row["fitted_s"] = max(own) + around_s
+        row["fitted_s"] = max(own) + statistics.median(around[_model(row)])
     return taught
+
+
+def _model(row: dict[str, Any]) -> str:
+    return row["cell"].split()[1]
 
 
 def keep(path: Path, samples: list[tuple[dict[str, Any], Sample]], machine: Machine) -> None:

@@ -32,17 +32,15 @@ import torch
 from provenance import RESULTS, provenance
 from rank_alone_cells import (
     RANK,
-    RANKS,
     UNTIMED,
     Ready,
     Sample,
     device_of,
     emptied,
-    machine_of,
     measured,
-    rates_of,
 )
 from rank_alone_fit import keep, learn
+from rank_alone_link import RANKS, READS, machine_of, rates_of
 from rank_alone_table import page
 from staged_gpu import Shapes
 from tiergnn.hardware.machine import Machine
@@ -146,7 +144,7 @@ def rates_text(rates: dict[str, Any]) -> str:
         ", ".join(f"{way} {rates[way] / 1e9:.1f}" for way in ("h2d", "bulk", "d2h", "both"))
         + " GB/s"
     ]
-    for what in ("in_place", "pulled"):
+    for what in READS:
         each = ", ".join(f"{width}: {rate / 1e9:.1f}" for width, rate in rates[what].items())
         lines.append(f"rows {what} by their bytes, GB/s: {each}")
     return "\n".join(lines)

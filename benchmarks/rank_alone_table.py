@@ -46,8 +46,8 @@ def page(record: dict[str, Any]) -> str:
         f"(copies in {record['rates_Bps']['h2d'] / 1e9:.1f} GB/s); they are never late, and read "
         f"nothing of this rank; meetings {meet}. Predicted: the simulator, on a machine whose "
         "peers are behind that link; fitted: by what the measured actions of all rows taught, and "
-        "the median of what steps take beyond their actions. Bound: every row of others that a "
-        "pass reads once, but those of inputs, over the link's rate.",
+        "the median of what steps of a model take beyond their actions. Bound: every row of others "
+        "that a pass reads once, but those of inputs, over the link's rate.",
         *(["", *failed] if failed else []),
         *_worst(rows),
     ]

@@ -49,6 +49,7 @@ links = st.builds(
     duplex_frac=st.floats(0.1, 1),
     wire=st.sampled_from(["", "h2d"]),
     pulled_Bps=st.none() | curves,
+    cached_Bps=st.none() | curves,
 )
 devices = st.builds(
     Device,

@@ -269,6 +269,26 @@ def test_rows_that_are_copied_as_they_lie_have_a_rate_of_their_own():
         for op, seconds in ((Op.COPY, copied_s), (Op.AGGREGATE, 1.0)):
             step = replace(action(move, lane=Lane.PEER), op=op)
             assert costs.seconds(step) == pytest.approx(seconds)
+            own = "pull" if pulled is not None and op is Op.COPY else "peer"
+            assert [share.cost_class for share in costs.shares(step)] == [own]
+            assert [use.link for use in costs.parts(step)[1]] == ["peer"]
+
+
+def test_rows_that_are_read_again_in_place_come_from_the_cache():
+    """But those of a table that it cannot hold, and each row once."""
+    found = preset("h200")
+    cache = found.device.cache_bytes
+    links = found.links | {"peer": Link(Bps=Curve.flat(1e9), cached_Bps=Curve.flat(4e9))}
+    costs = Costs.of(replace(found, links=links))
+
+    def seconds(span: int, reads: int) -> float:
+        move = Work(kind="move", amount=reads * span, grain=256, span=span, place="peer")
+        return costs.seconds(action(move, lane=Lane.PEER)) * 1e9 / move.amount
+
+    assert seconds(cache // 100, 100) == pytest.approx(1 / 4, rel=0.1)
+    assert seconds(cache // 100, 1) == pytest.approx(1)
+    assert seconds(100 * cache, 100) == pytest.approx(1, rel=0.02)
+    assert costs.seconds(action(Work(kind="move", amount=10**9, grain=256, place="peer"))) == 1
 
 
 def test_a_piece_that_is_not_said_is_the_whole():

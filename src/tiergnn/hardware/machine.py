@@ -209,7 +209,8 @@ class Link:
     ``duplex_frac`` of the rate is left to each direction while the opposite link is busy too.
     ``wire`` names the link whose wire it takes, where that is not its own: peers that are reached
     over the link to the host. ``pulled_Bps`` is that of rows that are copied as they lie, where it
-    is another than that of rows that sums read at random.
+    is another than that of rows that sums read at random; ``cached_Bps`` is of those that the
+    device's cache has from an earlier read, None where it keeps none.
     """
 
     Bps: Curve
@@ -218,6 +219,7 @@ class Link:
     duplex_frac: float = 1.0
     wire: str = ""
     pulled_Bps: Curve | None = None
+    cached_Bps: Curve | None = None
 
     def __post_init__(self) -> None:
         if self.wire and self.wire not in LINKS:
