@@ -10,7 +10,7 @@ Legend: P rows of one part, S source rows it reads, E edges.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 
 from tiergnn.errors import ConfigError, PlanError
 from tiergnn.graph.shape import GraphShape, Layout
@@ -80,7 +80,6 @@ class Draft:
         self._rows = {rows.name: rows for rows in workload.rows}
         self.sizes: dict[str, int] = {}  # bytes of every buffer that was taken
         self._taken: dict[str, int] = {}  # name -> times that it was declared
-        self.stored_bytes = cache(self._stored_bytes)
         self.works = Works(shape, workload.dtype).of
         learned = [name for name in workload.inputs if self._rows[name].grad]
         if learned:
@@ -115,7 +114,7 @@ class Draft:
         """Of a row as it is computed with."""
         return self._rows[name].row_bytes
 
-    def _stored_bytes(self, name: str, *, made: bool = False) -> int:
+    def stored_bytes(self, name: str, *, made: bool = False) -> int:
         """Of a row in host memory, on disk and between ranks; the graph's own lie there as they
         came, what is ``made`` of them as wide does not."""
         rows = self._rows[name]
