@@ -41,6 +41,7 @@ from tiergnn.schedule.actions import Op
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.metering import workload_of
+from tiergnn.training.optimizers import make_optimizer
 from tiergnn.training.options import Options
 from tiergnn.training.scoring import Scoring
 from tiergnn.units import format_bytes, parse_bytes
@@ -223,7 +224,7 @@ def main() -> None:
     features.forget()  # the run's own copy is pinned
     lap("setting up")
     share = Scoring(graph, dict(graph.splits), device).by_parts(staged.parts.gids, device)
-    optimizer = torch.optim.Adam(staged.model.parameters(), lr=0.01)
+    optimizer = make_optimizer("adam", staged.model, [], 0.01, 0.0)
     record["planned_bytes"] = planned_bytes(staged)
     for epoch in range(1, args.epochs + 1):
         if time.monotonic() - begun > args.limit_s:

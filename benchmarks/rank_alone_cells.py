@@ -43,6 +43,7 @@ from tiergnn.schedule.contents import What
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.metering import evaluation_of, workload_of
+from tiergnn.training.optimizers import make_optimizer
 from tiergnn.training.options import Options
 from tiergnn.transport.alone import Alone, Shelf
 from tiergnn.workload import Workload
@@ -234,7 +235,7 @@ def _row(
 
 def _epochs(ready: Ready, ranked: Ranked, t: Alone, count: int, limit_s: float) -> Epochs:
     """Each from an idle device to an idle device; the first UNTIMED warm up, or are recorded."""
-    optimizer = torch.optim.Adam(ranked.model.parameters(), lr=0.01)
+    optimizer = make_optimizer("adam", ranked.model, [], 0.01, 0.0)
     found, begun = Epochs([], [], []), time.perf_counter()
     for epoch in range(1, count + 1):
         if epoch > 4 and time.perf_counter() - begun > limit_s:

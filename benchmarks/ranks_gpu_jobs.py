@@ -33,6 +33,7 @@ from tiergnn.runtime.executor import Resident
 from tiergnn.runtime.ranked import Ranked
 from tiergnn.schedule.actions import Op
 from tiergnn.training.metering import evaluation_of, workload_of
+from tiergnn.training.optimizers import make_optimizer
 from tiergnn.training.options import Options
 from tiergnn.transport.transport import Transport
 
@@ -136,7 +137,7 @@ def stepped(
     device: torch.device,
 ) -> Steps:
     """So many epochs, each timed from all ranks' start."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = make_optimizer("adam", model, [], 0.01, 0.0)
     losses, seconds = [], []
     for epoch in range(1, count + 1):
         optimizer.zero_grad(set_to_none=True)

@@ -47,6 +47,7 @@ from tiergnn.runtime.memory import PeakMeter, device_budget
 from tiergnn.runtime.staged import Staged
 from tiergnn.schedule.actions import Op
 from tiergnn.training.metering import evaluation_of, workload_of
+from tiergnn.training.optimizers import make_optimizer
 from tiergnn.training.options import Options
 from tiergnn.training.scoring import Scoring
 from tiergnn.units import format_bytes
@@ -249,7 +250,7 @@ def run(
     ):
         scoring = Scoring(graph, dict(graph.splits), device)
         share = scoring.by_parts(staged.parts.gids, staged.device)
-        optimizer = torch.optim.Adam(staged.model.parameters(), lr=0.01)
+        optimizer = make_optimizer("adam", staged.model, [], 0.01, 0.0)
         lap("setting up")
         row["planned_bytes"] = planned_bytes(staged)
         seconds, losses = [], []

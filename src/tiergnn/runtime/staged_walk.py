@@ -372,11 +372,17 @@ def peaks_of(
 @contextmanager
 def buffers_put_back(model: nn.Module) -> Iterator[None]:
     """Where what is inside fails or is stopped, the model's buffers are as they were before."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    alike: dict[Any, list[Tensor]] = {}
+    for buffer in model.buffers():
+        alike.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    # One copy of many small buffers: a GPU's host is slower than all of them.
+    before = [(some, torch.cat([buffer.flatten() for buffer in some])) for some in alike.values()]
     try:
         yield
     except BaseException:
         with torch.no_grad():
-            for buffer, values in before:
-                buffer.copy_(values)
+            for some, values in before:
+                sizes = [buffer.numel() for buffer in some]
+                for buffer, kept in zip(some, values.split(sizes), strict=True):
+                    buffer.copy_(kept.view_as(buffer))
         raise
