@@ -261,6 +261,27 @@ def test_budgets_of_a_run_make_its_plan(cli, graph, tmp_path, monkeypatch):
     assert "a plan has its budgets and ranks already" in refused.err
 
 
+def test_a_device_budget_alone_makes_a_plan(cli, graph, tmp_path, monkeypatch):
+    """What the plan finds fits is trained: not refused after an epoch for what the process takes
+    besides, nor begun where it does not fit."""
+    monkeypatch.setattr("tiergnn.hardware.measure.measure", lambda *_, **__: resolve("cpu2"))
+    short = ("--epochs", 2, "--device", "cpu", *SAGE, "--quiet", "--json")
+    asked = ("plan", graph, *SAGE, "--machine", "cpu2", "--device", "cpu", "--json")
+    whole = cli(*asked).json["peak_bytes"]["device"]
+    want = cli("train", graph, *short, "--out", tmp_path / "want").json["losses"]
+    for budget, names in ((whole, {"resident"}), (whole // 2, {"grinnder", "hongtu", "sliced"})):
+        budgets = ("--device-memory", budget)
+        done = cli("train", graph, *short, *budgets, "--out", tmp_path / f"{budget}").json
+        assert done["predicted"]["strategy"] in names
+        assert done["predicted"]["peak_bytes"]["device"] <= budget
+        assert done["losses"] == pytest.approx(want, rel=1e-5)
+    refused = cli("train", graph, *short, "--device-memory", "1KiB", "--out", tmp_path / "no")
+    assert refused.code == 2
+    for words in ("no plan fits", "has 1.0 KiB", "device_memory of"):
+        assert words in refused.err
+    assert not (tmp_path / "no").exists()
+
+
 def test_a_saved_plan_knows_the_folder_of_its_disk(cli, graph, tmp_path):
     plan = tmp_path / "plan.json"
     asked = ("plan", graph, *SAGE, "--machine", "h200", "--strategy", "grinnder")

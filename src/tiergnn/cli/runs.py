@@ -92,9 +92,9 @@ def train(
     The weights of the best-validation epoch are kept. Ctrl-C writes a checkpoint, and
     `tiergnn resume RUN` goes on from there, bit for bit.
 
-    With --host-memory, --disk, --strategy or --hot-frac a plan is made first: what does not fit on
-    the device waits in host memory or on the disk. With --ranks several processes train a part of
-    the graph each, and get what one would; on several hosts torchrun starts them:
+    With --device-memory, --host-memory, --disk, --strategy or --hot-frac a plan is made first: what
+    does not fit on the device waits in host memory or on the disk. With --ranks several processes
+    train a part of the graph each, and get what one would; on several hosts torchrun starts them:
     `torchrun --nproc-per-node 8 -m tiergnn train ...`.
 
     Example: tiergnn train data/cora --model gcn --hidden 16 --dropout 0.5 --wd 5e-4 --out runs/a
@@ -166,7 +166,7 @@ def train(
     if ranks is not None and ranks > 1 and plan is None:
         source = Graph.open(graph)
         parts = budgets["partition"] = parts_of(source, ranks, partition)
-    if budgets:
+    if plan is None and (budgets or device_memory is not None):
         plan = _planned(source, {"name": model, **architecture}, choices, budgets)
         Output(json=json).say(str(plan))
     elif plan is None and not quiet:

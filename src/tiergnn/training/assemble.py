@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiergnn.errors import ConfigError, PlanError, unknown
+from tiergnn.errors import ConfigError, unknown
 from tiergnn.graph.arrays import crc32_of_array
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.folder import read_manifest
@@ -23,8 +23,10 @@ from tiergnn.runtime.executor import Resident, indexed
 from tiergnn.runtime.memory import check_room, out_of_memory
 from tiergnn.runtime.ranked import Ranked
 from tiergnn.runtime.staged import Staged
+from tiergnn.training.examples import dtype_of
 from tiergnn.training.features import choose_features, feature_table
-from tiergnn.training.options import DTYPES, Options
+from tiergnn.training.options import Options
+from tiergnn.training.planned import check_plan
 from tiergnn.training.randomness import random_state
 from tiergnn.training.splits import choose_splits, judged_nodes
 from tiergnn.transport.transport import Transport
@@ -139,14 +141,9 @@ def resident(
 
     ``plan`` is one for this graph and model. Raises ConfigError and PlanError.
     """
-    if plan is not None:
-        plan.check_graph(graph.num_nodes, graph.num_edges)
-        if plan.workload.prepared and options.prepare is False:
-            raise ConfigError(
-                "the plan prepares rows, and prepare is False",
-                hint="a plan made with prepare=False (--no-prepare)",
-            )
     _check_edge_dim(model, graph)
+    if plan is not None and transport is None:
+        check_plan(plan, graph, model, options)
     features = choose_features(graph, options.features)
     embedding = None
     if features.kind == "embedding":
@@ -198,33 +195,10 @@ def resident(
                 prepare=options.prepare if plan is None else bool(plan.workload.prepared),
                 capture=capture,
             )
-    if plan is not None:
-        _check_stages(plan, made)
     for name in ("edge_weight", "edge_attr"):
         if getattr(graph, name) is not None and name not in made.programs[False].inputs:
             _log.warning("the model does not read the graph's %s", name)
     return made
-
-
-def _check_stages(plan: Plan, made: Held) -> None:
-    """Raise for a plan whose model was cut into other stages, or rows of other widths."""
-    program = made.programs[True]
-    cut = [
-        (
-            s.gathers,
-            {*s.reads, *s.edges, *([] if s.statistic is None else [s.statistic.of])},
-            s.writes,
-        )
-        for s in program.stages
-    ]
-    planned = [(s.gathers, {*s.reads}, s.writes) for s in plan.workload.stages]
-    widths = {name: rows.width for name, rows in program.rows.items()}
-    if cut != planned or widths != {rows.name: rows.width for rows in plan.workload.rows}:
-        raise PlanError(
-            f"the plan is of another model: {plan.workload.name} of {len(planned)} stages, "
-            f"{plan.workload.row_kind(plan.workload.output).width} columns out",
-            hint="a plan of this very model: tiergnn.plan(graph, model)",
-        )
 
 
 def _check_edge_dim(model: nn.Module, graph: Graph) -> None:
@@ -243,13 +217,3 @@ def _check_edge_dim(model: nn.Module, graph: Graph) -> None:
             else "no edge_dim (--edge-dim); ingest keeps columns of edges by "
             "edge_features=NAMES (--edge-features)",
         )
-
-
-def dtype_of(model: nn.Module, name: str | None) -> torch.dtype:
-    """The dtype to compute in: the one asked for, else that of the model's parameters."""
-    if name is None:
-        found = [p.dtype for p in model.parameters() if p.dtype.is_floating_point]
-        name = str(found[0]).removeprefix("torch.") if found else "float32"
-    if name not in DTYPES:
-        raise unknown("dtype of a model's parameters", name, DTYPES)
-    return getattr(torch, name)

@@ -27,14 +27,16 @@ from tiergnn.graph.partition import Partition
 from tiergnn.memory.scratch import Scratch
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.known import check_ranked
-from tiergnn.training.assemble import dtype_of, pick_device
+from tiergnn.training.assemble import pick_device
 from tiergnn.training.checkpoint import Checkpoints
+from tiergnn.training.examples import dtype_of
 from tiergnn.training.folder import RunFolder
 from tiergnn.training.joined import TARGETS, here
 from tiergnn.training.log import Record, Tail, show
 from tiergnn.training.loop import Progress, load_weights, take_up
 from tiergnn.training.metering import evaluation_of, settle
 from tiergnn.training.options import Options
+from tiergnn.training.planned import check_plan
 from tiergnn.training.scoring import scoring_of
 from tiergnn.training.task import Task, read_answer
 from tiergnn.transport.launch import launch
@@ -66,13 +68,13 @@ class Crew:
         spec: Mapping[str, Any] | None = None,
     ):
         check_ranked(plan.strategy, plan.knobs)
-        plan.check_graph(graph.num_nodes, graph.num_edges)
         self.device = pick_device(options.device)
         if options.device.startswith("cuda:"):
             raise ConfigError(
                 f"ranks take the GPUs of their host in turn, had device={options.device!r}",
                 hint="device='cuda' (--device cuda)",
             )
+        check_plan(plan, graph, model, options)
         settle(graph, model, options)
         self.graph, self.model, self.options, self.plan = graph, model, options, plan
         self.model.to(self.device, dtype_of(model, options.dtype))

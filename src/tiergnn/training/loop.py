@@ -74,7 +74,8 @@ def take_up(progress: Progress, epochs: int) -> Progress:
 
 
 class Trainer:
-    """Trains what a Resident holds, by ``options``; into a folder after ``keep_in``."""
+    """Trains what a Resident holds, by ``options``; into a folder after ``keep_in``. ``planned``:
+    by a plan, which bounds what is held."""
 
     def __init__(
         self,
@@ -82,7 +83,10 @@ class Trainer:
         scoring: Scoring,
         options: Options,
         peers: Peers | None = None,
+        *,
+        planned: bool = False,
     ):
+        self._planned = planned
         self.resident, self.scoring, self.options = resident, scoring, options
         self.peers = peers or Peers()
         self.progress = Progress()
@@ -294,18 +298,20 @@ class Trainer:
             self.scheduler.step(record[split][name])
 
     def _check_budget(self) -> None:
-        """On the CPU no allocator holds a run to its budget, so its peak is looked at."""
+        """On the CPU no allocator holds a run without a plan to its budget, so its peak is looked
+        at: that of the process, its code included."""
         budget = self.options.device_memory_bytes
         self.resident.sample_memory()
-        if budget is None or self.resident.device.type == "cuda":
+        if budget is None or self.resident.device.type == "cuda" or self._planned:
             return
-        if not isinstance(self.resident, Resident):
-            return  # counts what it holds, and refuses to hold more
+        assert isinstance(self.resident, Resident)
         peak = self.resident.peak_bytes["host"]
         if peak > budget:
             raise PlanError(
                 f"training took {format_bytes(peak)}, device_memory allows {format_bytes(budget)}",
-                hint=f"device_memory of {format_bytes(1.1 * peak)}, or a narrower model",
+                hint=f"device_memory of {format_bytes(1.1 * peak)}, a narrower model, or a plan "
+                "within that memory, which host memory may help: tiergnn.plan(graph, model, "
+                "device_memory=...)",
             )
 
     def _save(self) -> None:

@@ -20,7 +20,8 @@ from tiergnn.graph.csr import Graph
 from tiergnn.models.ending import Ending
 from tiergnn.models.meter import meter
 from tiergnn.models.trace import trace
-from tiergnn.training.assemble import dtype_of, pick_device
+from tiergnn.training.assemble import pick_device
+from tiergnn.training.examples import dtype_of, example_rows
 from tiergnn.training.features import choose_features
 from tiergnn.training.loop import LR, WEIGHT_DECAY, clip_norm
 from tiergnn.training.optimizers import make_optimizer, needs_closure
@@ -28,8 +29,6 @@ from tiergnn.training.options import Options
 from tiergnn.training.randomness import random_state
 from tiergnn.training.scoring import Scoring
 from tiergnn.workload import Workload
-
-_EXAMPLES = 16  # rows of the graph that are looked at
 
 
 def workload_of(
@@ -49,7 +48,7 @@ def workload_of(
     device = pick_device(options.device)
     dtype = dtype_of(model, options.dtype)
     features = choose_features(graph, options.features)
-    inputs = _examples(graph, features.width, device, dtype)
+    inputs = example_rows(graph, features.width, device, dtype)
     ending = None
     if graph.y is not None:
         ending = Ending(
@@ -83,7 +82,7 @@ def prepares(graph: Graph, model: nn.Module, options: Options) -> bool:
     features = choose_features(graph, options.features)
     if features.kind == "embedding":
         return False
-    inputs = _examples(graph, features.width, device, dtype)
+    inputs = example_rows(graph, features.width, device, dtype)
     model = copy.deepcopy(model).to(device, dtype)
     return bool(trace(model, inputs, training=True, prepared=True).prepared)
 
@@ -92,7 +91,7 @@ def evaluation_of(graph: Graph, model: nn.Module, options: Options) -> Workload:
     """What an evaluation of the model by itself takes: its output, and no more."""
     device, dtype = pick_device(options.device), dtype_of(model, options.dtype)
     width = choose_features(graph, options.features).width
-    return meter(model, _examples(graph, width, device, dtype), training=False)
+    return meter(model, example_rows(graph, width, device, dtype), training=False)
 
 
 def settle(graph: Graph, model: nn.Module, options: Options) -> None:
@@ -104,7 +103,9 @@ def settle(graph: Graph, model: nn.Module, options: Options) -> None:
     features = choose_features(graph, options.features)
     with random_state(device, options.seed):
         trace(
-            model.to(device, dtype), _examples(graph, features.width, device, dtype), training=True
+            model.to(device, dtype),
+            example_rows(graph, features.width, device, dtype),
+            training=True,
         )
 
 
@@ -121,20 +122,6 @@ def _first_loop(rowptr, col):
             if col[e] == row:
                 return e
     return -1
-
-
-def _examples(
-    graph: Graph, width: int, device: torch.device, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """A few rows of what the graph gives, as the executor hands them to the model."""
-    inputs = {"x": torch.ones(_EXAMPLES, width, device=device, dtype=dtype)}
-    if graph.edge_weight is not None:
-        inputs["edge_weight"] = torch.ones(_EXAMPLES, device=device, dtype=dtype)
-    if graph.edge_attr is not None:
-        inputs["edge_attr"] = torch.ones(
-            _EXAMPLES, graph.edge_attr.width, device=device, dtype=dtype
-        )
-    return inputs
 
 
 def _losses(

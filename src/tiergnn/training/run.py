@@ -362,7 +362,7 @@ def _trainer(
     held = resident(graph, model, options, plan)
     scoring = scoring_of(graph, splits, device_of(held), options)
     checked_output(held, scoring, graph.num_nodes)
-    return Trainer(held, scoring, options)
+    return Trainer(held, scoring, options, planned=plan is not None)
 
 
 def _finish(

@@ -115,7 +115,7 @@ def fit(transport: Transport, task: Task) -> Trainer:
         scoring = scoring_of(graph, splits, torch.device("cpu"), options)
         peers.at("evaluate untrained")
         scoring.check_output(held.infer(), len(held.rows))
-        trainer = Trainer(held, scoring, options, peers)
+        trainer = Trainer(held, scoring, options, peers, planned=True)
         if peers.is_first:
             trainer.keep_in(RunFolder(Path(task.folder)))
         if task.resuming:
