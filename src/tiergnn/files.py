@@ -22,8 +22,17 @@ _PARTIAL = re.compile(r"\..*\.partial-\d+")
 def write_whole(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` so that a crash leaves the old file or the new one, never a mix.
 
+    A link stays one, to the new file; devices and pipes are written to as they are.
     Raises StoreError, having removed what it wrote; the old file is untouched.
     """
+    try:
+        path = path.resolve(strict=False) if path.is_symlink() else path
+        if not is_replaceable(path):
+            with open(path, "wb") as file:
+                file.write(data)
+            return
+    except OSError as error:
+        raise unwritable(path, error, len(data)) from error
     partial = partial_of(path)
     try:
         with open(partial, "wb") as file:
@@ -36,6 +45,11 @@ def write_whole(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise unwritable(path, error, len(data)) from error
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether a new file may take the place: nothing is there, or a file; no device, no pipe."""
+    return path.is_file() or not path.exists()
 
 
 def partial_of(path: Path) -> Path:
@@ -80,6 +94,7 @@ def unwritable(path: Path, error: OSError, num_bytes: int = 0) -> StoreError:
         errno.EROFS: "a folder that you may write to",
         errno.EPERM: "a folder that you may write to",
         errno.EFBIG: "a larger limit on the size of files (ulimit -f), or another disk",
+        errno.EISDIR: "the name of a file; a folder is there",
         errno.ENOENT: "make its folder again; was the run moved or removed?",
     }.get(error.errno or 0, "see that the disk is sound and has room")
     what = f"{format_bytes(num_bytes)} " if num_bytes else ""
@@ -93,7 +108,7 @@ def unwritable(path: Path, error: OSError, num_bytes: int = 0) -> StoreError:
 def read_json(path: Path) -> Any:
     """The JSON of a file. Raises StoreError when it cannot be read or is not JSON."""
     try:
-        return json.loads(path.read_bytes())
+        return from_json(path.read_bytes())
     except OSError as error:
         raise StoreError(
             f"cannot read {path.name}: {error.strerror or error}", culprit=str(path)
@@ -102,6 +117,14 @@ def read_json(path: Path) -> Any:
         raise StoreError(
             f"{path.name} is not JSON: cut short or changed ({error})", culprit=str(path)
         ) from error
+
+
+def from_json(text: str | bytes) -> Any:
+    """What JSON says. Raises ValueError for text that is none, or deeper than can be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists or objects lie too deep in each other") from None
 
 
 def json_bytes(value: Any, *, indent: int | None = None) -> bytes:

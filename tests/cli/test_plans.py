@@ -282,6 +282,18 @@ def test_a_device_budget_alone_makes_a_plan(cli, graph, tmp_path, monkeypatch):
     assert not (tmp_path / "no").exists()
 
 
+def test_folders_of_files_are_made(cli, graph, workload, tmp_path):
+    made = [tmp_path / kind / "new" / f"p.{kind}" for kind in ("json", "txt", "html", "work")]
+    plan, schedule, html, work = made
+    done = cli("plan", graph, "--model", workload, "--machine", "h200", "--strategy", "resident",
+               "--out", plan, "--schedule", schedule, "--html", html,
+               "--save-workload", work)  # fmt: skip
+    assert done.code == 0, done.err
+    there = tmp_path / "timeline" / "t.json"
+    assert cli("simulate", plan, "--out", there).code == 0
+    assert all(path.is_file() for path in (*made, there))
+
+
 def test_a_saved_plan_knows_the_folder_of_its_disk(cli, graph, tmp_path):
     plan = tmp_path / "plan.json"
     asked = ("plan", graph, *SAGE, "--machine", "h200", "--strategy", "grinnder")

@@ -130,6 +130,17 @@ class Output:
             print(text, flush=True)
 
 
+def made_for(path: Path) -> Path:
+    """The path of a file to write, whose folders are there now. Raises StoreError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot make its folder: {error.strerror}", culprit=str(path), hint="another folder"
+        ) from error
+    return path
+
+
 def json_line(value: Any) -> str:
     """One line of strict JSON in ASCII: NaN and infinities are null, NumPy values plain."""
     return json.dumps(_plain(value), allow_nan=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tiergnn.cli import options as opt
-from tiergnn.cli.output import JSON, Output
+from tiergnn.cli.output import JSON, Output, made_for
 from tiergnn.cli.results import write_page
 from tiergnn.units import parse_bytes
 
@@ -160,11 +160,11 @@ def plan(
         thorough=frontier,
     )
     if save_workload is not None:
-        asked.workload.save(save_workload)
+        asked.workload.save(made_for(save_workload))
     trials = asked.trials(strategy or ())
     found = best(trials, has_disk=asked.machine.disk is not None)
     if out is not None:
-        found.save(out)
+        found.save(made_for(out))
     if schedule is not None:
         _write(schedule, found.schedule.text())
     points = undominated(trials)
@@ -214,7 +214,7 @@ def simulate(
     found = made if machine is None else made.on(resolve(machine))
     timeline = found.timeline
     if out is not None:
-        timeline.save(out)
+        timeline.save(made_for(out))
     if html is not None:
         from tiergnn.report.plans import plan_page
 
@@ -316,4 +316,4 @@ def _device_bytes(trial: Trial) -> int:
 def _write(path: Path, text: str) -> None:
     from tiergnn.files import write_whole
 
-    write_whole(path, text.encode())
+    write_whole(made_for(path), text.encode())

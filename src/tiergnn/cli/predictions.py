@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from tiergnn.errors import StoreError, unknown
-from tiergnn.files import partial_of
+from tiergnn.files import is_replaceable, partial_of
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.staging import store_errors
 
@@ -22,9 +22,12 @@ _CHUNK = 2**16  # rows made into text at a time
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Raise before any work is done: ConfigError on a suffix, StoreError when a file is there."""
+    """Raise before any work is done: ConfigError on a suffix, StoreError when a file is there,
+    or what is none."""
     if path.suffix not in SUFFIXES:
         raise unknown("kind of file", path.suffix, SUFFIXES)
+    if not is_replaceable(path):
+        raise StoreError("what is there is no file", culprit=str(path), hint="another name")
     if path.exists() and not overwrite:
         raise StoreError(
             "there is a file already", culprit=str(path), hint="another name, or --overwrite"

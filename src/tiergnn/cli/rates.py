@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tiergnn.cli.output import JSON, Output
+from tiergnn.cli.output import JSON, Output, made_for
 from tiergnn.errors import ConfigError
 from tiergnn.units import format_bytes, format_rate, format_seconds
 
@@ -57,7 +57,7 @@ def machine(
 
         found = measure(folder, refresh=refresh, device=device)
     if out is not None:
-        found.save(out)
+        found.save(made_for(out))
     value = {"format": FORMAT, "version": VERSION} | frozen.encode(found)
     text = describe(found) + (f"\nwritten to {out}" if out is not None else "")
     Output(json=json).result(value, text)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tiergnn.cli.output import JSON, Output
+from tiergnn.cli.output import JSON, Output, made_for
 
 RUN = Annotated[Path, typer.Argument(help="A run folder, made by `tiergnn train`.")]
 GRAPH = Annotated[
@@ -131,10 +131,9 @@ def write_page(path: Path, page: str) -> None:
     from tiergnn.graph.staging import store_errors
 
     with store_errors("write", path):
-        if path.exists() and not path.read_bytes().startswith(b"<!doctype html>"):
+        if path.is_file() and not path.read_bytes().startswith(b"<!doctype html>"):
             raise StoreError(
                 "the file that is there is no page", culprit=str(path), hint="another name"
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
     # A path that is not UTF-8 stands in the page as the bytes that it is.
-    write_whole(path, page.encode(errors="surrogateescape"))
+    write_whole(made_for(path), page.encode(errors="surrogateescape"))
