@@ -10,10 +10,17 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tiergnn.errors import ConfigError, StoreError
-from tiergnn.files import write_whole
+from tiergnn.errors import ConfigError, PlanError, StoreError
+from tiergnn.files import from_json, write_whole
 
 T = TypeVar("T")
+_MOST = 1e100  # of a number: products of some are finite, too
+_MOST_WHOLE = 2**63 - 1
+_WAYS = {  # to a file of a kind that can be read
+    "tiergnn-plan": "a plan made by this version: tiergnn plan --out",
+    "tiergnn-workload": "a workload made by this version: tiergnn plan --save-workload",
+    "tiergnn-machine": "a machine measured by this version: tiergnn machine --out",
+}
 
 
 def encode(value: Any) -> Any:
@@ -29,7 +36,10 @@ def encode(value: Any) -> Any:
 
 def decode(cls: type[T], data: Any, where: str = "") -> T:
     """The dataclass that ``encode`` wrote. Raises ConfigError naming the place that is wrong."""
-    return _decode(cls, data, where or cls.__name__)
+    where = where or cls.__name__
+    made = _decode(cls, data, where)
+    _check_finite(data, where)  # last: a class that checks its numbers tells more of them
+    return made
 
 
 def dumps(value: Any) -> bytes:
@@ -39,7 +49,7 @@ def dumps(value: Any) -> bytes:
 
 def loads(cls: type[T], text: bytes) -> T:
     """What ``dumps`` wrote. Raises ConfigError naming the place that is wrong."""
-    return decode(cls, json.loads(text))
+    return decode(cls, from_json(text))
 
 
 def save(path: str | Path, kind: str, version: int, value: Any) -> None:
@@ -54,15 +64,23 @@ def load(cls: type[T], path: str | Path, kind: str, version: int) -> T:
     Raises StoreError for a file that cannot be read, ConfigError for one that is something else.
     """
     try:
-        data = json.loads(Path(path).read_text())
+        data = from_json(Path(path).read_bytes())
     except OSError as error:
         raise StoreError(f"{kind} cannot be read: {error}", culprit=str(path)) from error
     except ValueError as error:
-        raise ConfigError(f"wanted {kind}, had no JSON: {error}", culprit=str(path)) from error
+        raise ConfigError(
+            f"wanted {kind}, had no JSON: {error}",
+            culprit=str(path),
+            hint=_WAYS.get(kind, "the file as it was written"),
+        ) from error
     found = (data.pop("format", None), data.pop("version", None)) if isinstance(data, dict) else ()
     if found != (kind, version):
         had = "another file" if not found or found[0] is None else f"{found[0]} version {found[1]}"
-        raise ConfigError(f"wanted {kind} version {version}, had {had}", culprit=str(path))
+        raise ConfigError(
+            f"wanted {kind} version {version}, had {had}",
+            culprit=str(path),
+            hint=_WAYS.get(kind, "a file of that kind, written by this version of tiergnn"),
+        )
     return decode(cls, data, str(path))
 
 
@@ -89,6 +107,8 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
         if not isinstance(data, Mapping):
             raise _wrong("an object", data, where)
         return {key: _decode(args[1], item, f"{where}.{key}") for key, item in data.items()}
+    if isinstance(data, int) and abs(data) > _MOST_WHOLE:
+        raise _wrong("a whole number of 64 bits", data, where)
     if hint is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if not isinstance(data, hint) or (isinstance(data, bool) and hint is not bool):
@@ -112,7 +132,31 @@ def _decode_class(cls: Any, data: Any, where: str) -> Any:
         return cls(**values)
     except TypeError as error:
         raise ConfigError(f"a field is missing: {error}", culprit=where) from error
+    except (ConfigError, PlanError) as error:  # of what it holds: where that stands
+        named = error.culprit
+        if named and named.startswith(where):
+            raise
+        culprit = f"{where} ({named})" if named else where
+        raise type(error)(error.problem, culprit=culprit, hint=error.hint) from error
+
+
+def _check_finite(data: Any, where: str) -> None:
+    """Raises ConfigError for a number that is none, or so large that products overflow."""
+    if isinstance(data, Mapping):
+        for key, item in data.items():
+            _check_finite(item, f"{where}.{key}")
+    elif isinstance(data, list | tuple):
+        for i, item in enumerate(data):
+            _check_finite(item, f"{where}[{i}]")
+    elif isinstance(data, float) and not -_MOST <= data <= _MOST:
+        raise _wrong(f"a number of at most {_MOST:g}", data, where)
+
+
+def _shown(data: Any) -> str:
+    """Whole numbers of thousands of digits have no text."""
+    long = isinstance(data, int) and abs(data) > _MOST_WHOLE
+    return f"one of {data.bit_length()} bits" if long else repr(str(data)[:60])
 
 
 def _wrong(wanted: str, data: Any, where: str) -> ConfigError:
-    return ConfigError(f"wanted {wanted}, had {str(data)[:60]!r}", culprit=where)
+    return ConfigError(f"wanted {wanted}, had {_shown(data)}", culprit=where)

@@ -10,14 +10,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tiergnn import frozen
+from tiergnn.errors import ConfigError, unknown
 
 FORMAT = "tiergnn-workload"
 VERSION = 1
 INPUTS = ("x", "edge_weight", "edge_attr")  # that a graph has
 PRODUCTS: tuple[str, ...] = ("matmul", "outer")  # kinds of work that have a dtype
+STAGES = ("rows", "graph", "statistic")  # kinds
+TERMS = ("gather", "stream", "rowwise", *PRODUCTS, "add", "total", "walk", "attend", "softmax",
+         "drop", "draw", "fresh")  # fmt: skip
 PREPARED_COLUMNS = 128  # of inputs that are made before the first step: so many at a time
+
+
+def _check_counts(value: Any, *names: str) -> None:
+    """Raises ConfigError for fields of a dataclass that are below 0."""
+    for name in names:
+        if getattr(value, name) < 0:
+            raise ConfigError(f"{name} is 0 or more, had {getattr(value, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,10 @@ class Tasks:
     kind: str
     per_task: float
 
+    def __post_init__(self) -> None:
+        if self.kind not in TASKS:
+            raise unknown("kind of tasks", self.kind, TASKS)
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -157,6 +173,11 @@ class Term:
     table: Size = Size()
     launches: int = 1
 
+    def __post_init__(self) -> None:
+        if self.kind not in TERMS:
+            raise unknown("kind of work", self.kind, TERMS)
+        _check_counts(self, "grain", "launches")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKind:
@@ -167,6 +188,13 @@ class RowKind:
     dtype: str
     of: str = "nodes"  # or edges
     grad: bool = True  # whether backward makes a gradient of it
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise unknown("dtype", self.dtype, DTYPE_BYTES)
+        if self.of not in ("nodes", "edges"):
+            raise unknown("kind of rows", self.of, ("nodes", "edges"))
+        _check_counts(self, "width")
 
     @property
     def row_bytes(self) -> int:
@@ -235,6 +263,13 @@ class StageWork:
     after: tuple[str, ...] = ()  # and after it
     slices: SliceWork | None = None  # of a columnwise one
 
+    def __post_init__(self) -> None:
+        if self.kind not in STAGES:
+            raise unknown("kind of stage", self.kind, STAGES)
+        if not self.writes and not self.moments_of:
+            raise ConfigError(f"wanted rows that stage {self.index} writes, had none")
+        _check_counts(self, "index", "parameter_bytes")
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:
@@ -251,6 +286,10 @@ class Topology:
     sorting: Peak = Peak()
     without_loops: str = ""
 
+    def __post_init__(self) -> None:
+        if self.without_loops not in ("", "alone", "beside"):
+            raise unknown("without_loops", self.without_loops, ("", "alone", "beside"))
+
 
 @dataclass(frozen=True, slots=True)
 class Learned:
@@ -259,6 +298,9 @@ class Learned:
 
     step_held: int = 0
     optimizer_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        _check_counts(self, "step_held", "optimizer_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +329,40 @@ class Workload:
     by_column: bool = True  # whether these are made column by column, from those of x
     buffer_bytes: int = 0  # of the model's buffers, and of single numbers between steps
     label_bytes: int = 0  # of a node's label and its id, on a device that is not the host
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError where names or order contradict each other."""
+        _check_counts(
+            self, "step_held", "parameter_bytes", "optimizer_bytes", "buffer_bytes", "label_bytes"
+        )
+        if self.dtype not in DTYPE_BYTES:
+            raise unknown("dtype", self.dtype, DTYPE_BYTES)
+        names = [rows.name for rows in self.rows]
+        for each in (names, self.inputs):
+            if len(set(each)) < len(each):
+                raise ConfigError(f"wanted rows of different names, had {', '.join(each)}")
+        there = {*self.inputs}
+        for stage in self.stages:
+            moments = {f"s{stage.index}"} if stage.moments_of else set()
+            used = {*stage.gathers, *stage.reads, *stage.statistics, *stage.saves} - {*stage.writes}
+            used |= {stage.moments_of} - {""}
+            made = {*stage.writes} | moments
+            if missing := (used - moments | {*stage.frees} - made) - there:
+                raise ConfigError(
+                    f"stage {stage.index} reads or frees {min(missing)}, which nothing before it "
+                    "makes",
+                    hint=", ".join(sorted(there)),
+                )
+            there |= made
+        indices = [stage.index for stage in self.stages]
+        if not indices or len(indices) > len(set(indices)):
+            raise ConfigError(f"wanted stages, each with an index of its own, had {indices}")
+        moments = {f"s{stage.index}" for stage in self.stages}
+        for what in (*there - moments, self.output):
+            if what not in names:
+                raise unknown("rows", what, names)
+        if self.output not in there:
+            raise unknown("output", self.output, there)
 
     @property
     def prepared(self) -> tuple[str, ...]:

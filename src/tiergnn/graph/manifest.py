@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tiergnn.errors import ConfigError, StoreError
+from tiergnn.files import from_json
 from tiergnn.graph.staging import replaced_folders, store_errors
 
 FORMAT = "tiergnn-graph"
@@ -60,7 +61,7 @@ def read_manifest(path: str | Path) -> dict[str, Any]:
             raise _not_a_graph(path, f"not a graph folder: it has no {MANIFEST}")
         text = file.read_bytes()
     try:
-        manifest = json.loads(text)
+        manifest = from_json(text)
     except ValueError as error:
         raise _damaged(file, f"is not JSON ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

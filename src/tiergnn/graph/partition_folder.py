@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tiergnn.errors import ConfigError, StoreError, TiergnnError, unknown
+from tiergnn.files import from_json
 from tiergnn.graph.arrays import ArrayStream, crc32_of, crc32_of_array, open_array
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.folder import VERIFY_BYTES
@@ -134,7 +135,7 @@ def _read(path: Path) -> dict[str, Any]:
     with store_errors("read", file):
         text = file.read_bytes()
     try:
-        content = json.loads(text)
+        content = from_json(text)
     except ValueError as error:
         raise _damaged(file, f"is not JSON ({error})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

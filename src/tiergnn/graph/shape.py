@@ -166,6 +166,14 @@ class PartShape:
     served: tuple[tuple[int, int], ...]
     loops: int = 0
 
+    def __post_init__(self) -> None:
+        counts = (self.rows, self.edges, self.local_edges, self.labelled, self.loops, *self.halo_of)
+        if min(counts) < 0:
+            raise ConfigError(f"a part has 0 or more of everything, had {counts}")
+        rising = pairwise(((0, 0), *self.served))
+        if not self.served or any(a[0] > b[0] or a[1] > b[1] for a, b in rising):
+            raise ConfigError(f"served wants ascending (rows, edges), had {self.served[:4]} ...")
+
     @property
     def halo(self) -> int:
         return sum(self.halo_of)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tiergnn.errors import StoreError
+from tiergnn.files import from_json
 from tiergnn.graph.runs import write_all
 from tiergnn.graph.staging import fsync_path, store_errors
 
@@ -109,7 +110,7 @@ class Workspace:
         entries, good = [], 0
         for line in data.splitlines(keepends=True):
             try:
-                entry = json.loads(line)
+                entry = from_json(line)
             except ValueError:
                 break
             if not line.endswith(b"\n") or not isinstance(entry, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tiergnn.errors import StoreError, shell_word
-from tiergnn.files import read_json
+from tiergnn.files import from_json, read_json
 from tiergnn.planner.plan import Plan
 from tiergnn.schedule.timeline import Timeline
 from tiergnn.training.folder import RunFolder
@@ -120,7 +119,7 @@ def _history(path: Path) -> tuple[Mapping[str, Any], ...]:
     records = []
     for number, line in enumerate(lines[:-1], 1):
         try:
-            record = json.loads(line)
+            record = from_json(line)
         except ValueError:
             record = None
         if not isinstance(record, dict) or not record.keys() >= _EPOCH:

@@ -27,7 +27,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from tiergnn.errors import ConfigError, StoreError
-from tiergnn.files import is_partial, unwritable, write_whole
+from tiergnn.files import from_json, is_partial, unwritable, write_whole
 from tiergnn.training.tree import decode, encode
 
 FORMAT = "tiergnn-checkpoint"
@@ -140,7 +140,7 @@ class Checkpoints:
     def _read(self, epoch: int) -> dict[str, Any]:
         path = self.folder / f"epoch-{epoch}.json"
         try:
-            record = json.loads(_read_bytes(path))
+            record = from_json(_read_bytes(path))
         except ValueError as error:
             raise _FlawError(f"{path} is cut short or changed") from error
         if not isinstance(record, dict) or record.get("format") != FORMAT:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from tiergnn.errors import ConfigError
-from tiergnn.files import json_bytes, unwritable, write_whole
+from tiergnn.files import from_json, json_bytes, unwritable, write_whole
 from tiergnn.units import format_seconds
 
 Record = dict[str, Any]
@@ -59,7 +58,7 @@ class Tail:
             whole, _, _ = file.read().rpartition(b"\n")
         for line in whole.splitlines(keepends=True):
             self._read_bytes += len(line)
-            record = json.loads(line)
+            record = from_json(line)
             if record["epoch"] > self.epoch:
                 self.epoch = record["epoch"]
                 if self._shown is not None:

@@ -5,12 +5,12 @@ The nodes may have names, one a line, in entities.txt.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 
 from tiergnn.errors import GraphError
+from tiergnn.files import from_json
 from tiergnn.graph.formats.arrays import open_arrays
 from tiergnn.graph.formats.bundle import open_bundle
 from tiergnn.graph.formats.lines import LineFile
@@ -79,7 +79,7 @@ def _meta(path: Path) -> dict:
     with store_errors("read", path):
         text = path.read_bytes()
     try:
-        meta = json.loads(text)
+        meta = from_json(text)
     except ValueError as error:
         raise GraphError(f"not JSON: {error}", culprit=str(path)) from None
     nodes = meta.get("nodes") if isinstance(meta, dict) else None
