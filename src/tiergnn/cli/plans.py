@@ -271,8 +271,11 @@ def _as_dict(plan: Plan) -> dict[str, Any]:
 def _trial(trial: Trial) -> dict[str, Any]:
     knobs = trial.knobs
     asked = {"strategy": trial.strategy, "knobs": trial.text, "ranks": knobs.ranks}
+    reason = None if trial.refused is None else trial.refused.problem
+    if trial.least is not None:
+        least, held = trial.least
+        return asked | {"at_least_s": least, "peak_bytes": dict(held), "not_written": reason}
     if trial.plan is None:
-        reason = None if trial.refused is None else trial.refused.problem
         return asked | {"refused": reason}
     return asked | {
         "predicted_s": trial.seconds,
@@ -286,8 +289,10 @@ def _compared(trials: Sequence[Trial]) -> list[str]:
     from tiergnn.report.table import table
 
     lines = [table(_HEAD, comparison(trials))]
+    if any(trial.least for trial in trials):
+        lines.append(">=: what it takes at least, more than another; it was not looked at further")
     for trial in trials:
-        if trial.refused is not None:
+        if trial.refused is not None and trial.least is None:
             first = trial.refused.problem.splitlines()[0]
             lines.append(f"refused: {trial.strategy} {trial.text}: {first}")
     return lines

@@ -17,6 +17,7 @@ from tiergnn import frozen
 from tiergnn.errors import PlanError, unknown
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import TIERS, Machine
+from tiergnn.hardware.presets import resolve
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.simulate import least_s, simulate
 from tiergnn.planner.strategies.fitting import Fitting
@@ -39,7 +40,7 @@ class Least(NamedTuple):
     peak_bytes: Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """How to train ``workload`` on a graph of this shape with a machine.
 
@@ -138,9 +139,11 @@ class Plan:
         """tier -> the most bytes ever held there, by the fullest rank."""
         return {tier: sum(kinds.values()) for tier, kinds in self.held.items()}
 
-    def on(self, machine: Machine) -> Plan:
-        """The same decision on another machine; what was learned of this one is dropped."""
-        return replace(self, machine=machine, factors={})
+    def on(self, machine: Machine | str | Path) -> Plan:
+        """The same decision on another machine, a preset's name or a JSON file; what was learned of
+        this one is dropped, and so are budgets. Raises as ``hardware.presets.resolve``."""
+        found = machine if isinstance(machine, Machine) else resolve(machine)
+        return replace(self, machine=found, factors={})
 
     def explain(self) -> str:
         """For people: bytes per tier and kind, predicted seconds, what bounds them."""
@@ -166,6 +169,12 @@ class Plan:
 
     def __str__(self) -> str:
         return self.explain()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan {self.strategy} {self.knobs} of {self.workload.name} "
+            f"on {self.machine.name}: print it>"
+        )
 
     def save(self, path: str | Path) -> None:
         """Raises StoreError when the file cannot be written."""
