@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tiergnn.errors import ConfigError
 from tiergnn.training.options import Options
 from tiergnn.units import parse_bytes
 
@@ -91,10 +92,12 @@ def plan(
         budgets=budgets,
         ranks=ranks,
         parts=partition,
-        storage=tuple(storage),
+        storage=_names("storage", storage),
         hot_frac=hot_frac,
     )
-    return best(asked.trials(strategies), has_disk=asked.machine.disk is not None)
+    return best(
+        asked.trials(_names("strategies", strategies)), has_disk=asked.machine.disk is not None
+    )
 
 
 def train(
@@ -223,7 +226,18 @@ def train(
 def _plan(plan: Plan | str | Path | None) -> Plan | None:
     from tiergnn.planner.plan import Plan
 
+    if not isinstance(plan, Plan | str | Path | None):
+        raise ConfigError(f"plan must be a Plan or its file, had {plan!r}", hint="tiergnn.plan")
     return Plan.load(plan) if isinstance(plan, str | Path) else plan
+
+
+def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Raises ConfigError for what is no list of names; one name is none."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ConfigError(
+            f"{what} must be a list of names, had {names!r}", hint=f"{what}=[{str(names)!r}]"
+        )
+    return tuple(names)
 
 
 def resume(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from numbers import Integral
 
 from tiergnn.errors import ConfigError
 
@@ -16,19 +17,22 @@ for _power, _letter in enumerate("kmgtp", start=1):
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
+_WAY = "512MiB, 1.5GiB or 2GB"
+
+
 def parse_bytes(text: str | int) -> int:
     """``"1.5GiB"`` -> 1610612736. A bare number is bytes; ``K M G`` alone are powers of 1024.
 
     Raises ConfigError when the text is not a number of bytes that a machine can have.
     """
-    match = _NUMBER.fullmatch(str(text))
+    known = isinstance(text, str | Integral)  # a bool is no number in text
+    match = _NUMBER.fullmatch(str(text)) if known else None
     if match is None or match[2].lower() not in _BYTES:
-        raise ConfigError(f"{text!r} is not a number of bytes", hint="512MiB, 1.5GiB or 2GB")
-    if isinstance(text, int):
-        return text
-    num_bytes = float(match[1]) * _BYTES[match[2].lower()]
+        raise ConfigError(f"{text!r} is not a number of bytes", hint=_WAY)
+    whole = isinstance(text, Integral)
+    num_bytes = int(text) if whole else float(match[1]) * _BYTES[match[2].lower()]
     if num_bytes >= 2**63:
-        raise ConfigError(f"{text!r} is more than 64 bits can count", hint="512MiB, 1.5GiB or 2GB")
+        raise ConfigError(f"{text!r} is more than 64 bits can count", hint=_WAY)
     return int(num_bytes)
 
 
@@ -40,6 +44,14 @@ def format_bytes(num_bytes: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError("unreachable")
+
+
+def format_needed(needed: int, room: int) -> tuple[str, str]:
+    """What is needed and what there is, which is less: in bytes, too, where they read alike."""
+    texts = format_bytes(needed), format_bytes(room)
+    if texts[0] != texts[1]:
+        return texts
+    return f"{texts[0]} ({needed:,} bytes)", f"{texts[1]} ({room:,} bytes)"
 
 
 def format_seconds(seconds: float) -> str:

@@ -149,7 +149,7 @@ import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("torch", "torch_geometric", "triton"):
-            raise ImportError("there is no " + name)
+            raise ModuleNotFoundError("there is no " + name, name=name)
 
 
 sys.meta_path.insert(0, Refuse())
@@ -181,6 +181,19 @@ def test_planning_a_folder_and_a_workload_needs_no_torch(graph, workload, tmp_pa
     assert json.loads(without_torch(*asked[:4], *ranks))["peak_bytes"]["device"] > 0
     there = json.loads(without_torch("simulate", plan, "--machine", "t4x8", "--json"))
     assert there["machine"] == "t4x8"
+
+
+@pytest.mark.parametrize("arguments", [("plan", "GRAPH", *SAGE), ("doctor",), ("machine",)])
+def test_what_needs_torch_says_so(graph, arguments):
+    asked = [str(graph) if word == "GRAPH" else str(word) for word in arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", _NO_TORCH, *asked],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"tiergnn {arguments[0]} needs torch here" in done.stderr
+    assert "pip install torch" in done.stderr
+    assert "unexpected" not in done.stderr
 
 
 def test_the_python_form_is_the_same_plan(graph, workload, cli):

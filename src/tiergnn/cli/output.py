@@ -19,6 +19,10 @@ from typer.core import TyperCommand
 
 from tiergnn.errors import Interrupted, RankError, StoreError, TiergnnError
 
+_NO_TORCH = """\
+  try: pip install torch
+  or:  plan and simulate do without it, from a workload's file (plan --save-workload, where torch
+       is) and for a machine that is named: --machine h200, or a file of tiergnn machine --out"""
 EXIT_UNEXPECTED = 1
 EXIT_INPUT = 2  # also what the parser of the command line uses
 EXIT_STORE = 3
@@ -87,6 +91,11 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             what = error.strerror or str(error)
             _fail(f"{what}\n  at: {error.filename or 'what a command prints'}", EXIT_STORE)
         except Exception as error:
+            if isinstance(error, ImportError) and (error.name or "").split(".")[0] == "torch":
+                _fail(
+                    f"tiergnn {command.__name__} needs torch here: {error}\n{_NO_TORCH}",
+                    EXIT_UNEXPECTED,
+                )
             _fail(
                 f"unexpected {type(error).__name__}: {error}\n"
                 "  try: again with TIERGNN_DEBUG=1, and report what it prints",

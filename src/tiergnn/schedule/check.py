@@ -15,7 +15,7 @@ from tiergnn.schedule.fault import fault
 from tiergnn.schedule.names import check_names
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.walk import Walk
-from tiergnn.units import format_bytes
+from tiergnn.units import format_bytes, format_needed
 
 
 def check(schedule: Schedule, machine: Machine) -> None:
@@ -63,8 +63,9 @@ def _overflow(schedule: Schedule, whose: str, room: Tier, full: Fullest) -> Plan
     over = full.num_bytes - room.available_bytes
     largest = max(full.buffers, key=lambda buffer: buffer.num_bytes)
     kinds = ", ".join(f"{kind} {format_bytes(held)}" for kind, held in full.kinds.items() if held)
+    needed, had = format_needed(full.num_bytes, room.available_bytes)
     problem = (
-        f"{whose} needs {format_bytes(full.num_bytes)}, has {format_bytes(room.available_bytes)}"
+        f"{whose} needs {needed}, has {had}"
         + (f" ({room})" if room.reserved_bytes else "")
         + f": {over} bytes too many\n  held: {kinds}\n"
         f"  largest: {largest.name}, {largest.kind}, {format_bytes(largest.num_bytes)}"

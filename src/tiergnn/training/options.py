@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, Literal
 
 from tiergnn.errors import ConfigError, unknown
@@ -13,6 +14,17 @@ _MOST = 3.4e38  # of a step: float32 holds no more
 DTYPES = ("float32", "float64", "bfloat16")
 # Options that may be Python objects: a run's record can name them, not keep them.
 OBJECTS = ("optimizer", "scheduler", "criterion", "metric")
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one, and no bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raises ConfigError for what is no whole number from 1 on."""
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{name} must be a whole number from 1, had {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +59,24 @@ class Options:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "eval_every", "patience", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigError(f"{name} must be a whole number from 1, had {value!r}")
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
         for name in ("lr", "clip", "timeout"):
             value = getattr(self, name)
-            if value is not None and not 0 < value <= _MOST:
+            if value is not None and not (is_number(value) and 0 < value <= _MOST):
                 raise ConfigError(f"{name} must be a number above 0, had {value!r}")
-        if self.weight_decay is not None and not 0 <= self.weight_decay <= _MOST:
-            raise ConfigError(f"weight_decay must be a number from 0, had {self.weight_decay!r}")
+        decay = self.weight_decay
+        if decay is not None and not (is_number(decay) and 0 <= decay <= _MOST):
+            raise ConfigError(f"weight_decay must be a number from 0, had {decay!r}")
+        for names, kind, wanted in (
+            (("features", "device"), str, "a name"),
+            (("dtype", "transport"), str | None, "a name or None"),
+            (("capture", "tensorboard"), bool, "True or False"),
+            (("prepare",), bool | None, "True, False or None"),
+        ):
+            for name in names:
+                if not isinstance(getattr(self, name), kind):
+                    raise ConfigError(f"{name} must be {wanted}, had {getattr(self, name)!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed must be a whole number in 0..2**64-1, had {self.seed!r}")
         if not isinstance(self.optimizer, str):

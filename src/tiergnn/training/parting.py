@@ -47,6 +47,11 @@ def parts_of(graph: Graph, num_parts: int, asked: Parts, method: str = "auto") -
         return partition(graph, num_parts, method) if found is None else found
     if isinstance(asked, str) and asked in (*METHODS, "auto"):
         return partition(graph, num_parts, asked)
+    if not isinstance(asked, str | Path | Partition):
+        raise ConfigError(
+            f"partition must be a Partition, a method, or the name or path of one, had {asked!r}",
+            hint=", ".join((*METHODS, "auto")),
+        )
     found = asked if isinstance(asked, Partition) else open_partition(graph, asked)
     if found.num_parts != num_parts:
         raise ConfigError(

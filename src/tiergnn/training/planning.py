@@ -21,14 +21,14 @@ from tiergnn.graph.published import SHAPES, published_shape
 from tiergnn.graph.shape import GraphShape, Layout, expected_layout, layout_of, shape_of
 from tiergnn.hardware.capacities import ASIDE_BYTES
 from tiergnn.hardware.machine import Machine, Tier
-from tiergnn.hardware.presets import resolve
+from tiergnn.hardware.presets import PRESETS, resolve
 from tiergnn.hardware.sharing import shared
 from tiergnn.planner.choose import Choosing, best
 from tiergnn.planner.models import CLASSIC, classic
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.known import RANKED
-from tiergnn.training.options import Options
+from tiergnn.training.options import Options, check_count, is_number
 from tiergnn.training.parting import Parts, parts_of
 from tiergnn.units import format_bytes, format_count
 from tiergnn.workload import Workload
@@ -64,6 +64,11 @@ def question(
     ``parts``: see ``parting.parts_of``; without any, ``thorough`` tries fewer ranks as well.
     """
     budgets = budgets or Budgets()
+    check_count("ranks", ranks)
+    if hot_frac is not None and not (is_number(hot_frac) and 0 <= hot_frac <= 1):
+        raise ConfigError(f"hot_frac must be a fraction from 0 to 1, had {hot_frac!r}")
+    if not isinstance(budgets.disk, str | Path | None):
+        raise ConfigError(f"disk must be a folder, had {budgets.disk!r}", hint='disk="scratch"')
     if budgets.disk is not None and not Path(budgets.disk).is_dir():
         there = Path(budgets.disk).exists()
         raise ConfigError(
@@ -309,15 +314,26 @@ def _counted(graph: Graph, shape: GraphShape, notes: list[str]) -> Any:
 
 
 def _named(machine: Machine | str | Path, budgets: Budgets, ranks: int) -> Machine:
-    """Raises PlanError for one of fewer devices than ranks."""
+    """Raises ConfigError for what names none, PlanError for one of fewer devices than ranks."""
+    if not isinstance(machine, Machine | str | Path):
+        raise ConfigError(
+            f"machine must be a Machine, its JSON file or a preset, had {machine!r}",
+            hint=", ".join(PRESETS),
+        )
     found = machine if isinstance(machine, Machine) else resolve(machine)
-    count = found.num_devices * found.num_hosts
+    count = _devices(found)
     if count < ranks:
+        larger = [name for name in PRESETS if _devices(resolve(name)) >= ranks]
         raise PlanError(
             f"{ranks} ranks need as many devices, {found.name} has {count}",
-            hint="machine= one that has them: a100x8-pcie, or a file of `tiergnn machine --out`",
+            hint=f"ranks={count} (--ranks), or a machine with more: "
+            + ", ".join([*larger, "a file of `tiergnn machine --out`"]),
         )
     return found.with_budgets(device_bytes=budgets.device_bytes, host_bytes=budgets.host_bytes)
+
+
+def _devices(machine: Machine) -> int:
+    return machine.num_devices * machine.num_hosts
 
 
 def _here(options: Options, budgets: Budgets, ranks: int, notes: list[str]) -> Machine:

@@ -29,7 +29,7 @@ from tiergnn.training.folder import RunFolder
 from tiergnn.training.log import Record
 from tiergnn.training.loop import Progress, Trainer, load_weights
 from tiergnn.training.optimizers import FIXED_LENGTH
-from tiergnn.training.options import Options
+from tiergnn.training.options import Options, check_count
 from tiergnn.training.outputs import checked_output, device_of
 from tiergnn.training.parting import Parts, parts_by, ranks_of
 from tiergnn.training.planning import for_ranks
@@ -184,6 +184,8 @@ def start(
     overwrite: bool,
 ) -> Run:
     """A new run: see ``api.train``. Everything is checked before the folder is touched."""
+    if not isinstance(out, str | Path | None):
+        raise ConfigError(f"out must be a run folder, had {out!r}", hint="out='runs/NAME'")
     graph = as_graph(graph)
     if out is None and (options.tensorboard or options.checkpoint_every is not None):
         raise ConfigError(
@@ -237,6 +239,8 @@ def restart(
     transport: str | None = None,
 ) -> Run:
     """A run continued: see ``api.resume``."""
+    if ranks is not None:
+        check_count("ranks", ranks)
     folder, record = RunFolder.open(run_dir)
     options = recorded_options(folder, record["options"], given)
     if device is not None:
@@ -286,6 +290,8 @@ def reopen(
     ranks: int | None = None,
 ) -> Run:
     """A run with its best weights, to evaluate and predict with, maybe on another graph."""
+    if ranks is not None:
+        check_count("ranks", ranks)
     if isinstance(run_dir, Run):
         if run_dir.path is None:
             raise ConfigError(

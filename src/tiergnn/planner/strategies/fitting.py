@@ -11,7 +11,7 @@ from tiergnn.schedule.capacity import Place
 from tiergnn.schedule.check import peaks
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.schedule.sizing import Sized
-from tiergnn.units import format_bytes
+from tiergnn.units import format_bytes, format_needed
 
 _FLAGS = {"device": "device_memory", "host": "host_memory", "disk": "disk"}
 _TRIES = 4  # to find how many slices fit
@@ -53,9 +53,10 @@ def shortfall(
     room = machine.tier(tier)
     whose = f"of rank {number}" if tier == "device" else f"of host {number}"
     kind, most = max(kinds[tier, number].items(), key=lambda item: item[1])
+    needed, had = format_needed(num_bytes, room.available_bytes)
+    had += f" ({room})" if room.reserved_bytes else ""
     error = PlanError(
-        f"{found.strategy}: {tier} memory {whose} needs {format_bytes(num_bytes)}, "
-        f"has {format_bytes(room.available_bytes)} ({room})\n"
+        f"{found.strategy}: {tier} memory {whose} needs {needed}, has {had}\n"
         f"  largest: {kind}, {format_bytes(most)}",
         hint=f"{_FLAGS[tier]} of at least {num_bytes} bytes, or other knobs",
     )
