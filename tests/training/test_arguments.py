@@ -7,7 +7,8 @@ import pytest
 
 import tiergnn as tg
 from tests.training.models import community
-from tiergnn.errors import ConfigError, PlanError
+from tiergnn.errors import ConfigError, GraphError, PlanError
+from tiergnn.graph.csr import Graph
 from tiergnn.units import format_needed, parse_bytes
 
 
@@ -47,6 +48,18 @@ def test_of_a_plan(graph, name, value):
 def test_of_a_training(graph, name, value):
     with pytest.raises(ConfigError, match=name):
         tg.train(graph, "gcn", **{"epochs": 1, "progress": False, name: value})
+
+
+def test_a_graph_without_nodes():
+    """Whatever else it says of itself."""
+    for classes in (0, 3):
+        graph = Graph(
+            rowptr=np.zeros(1, np.int64), col=np.zeros(0, np.int32), y=np.zeros(0, np.int64),
+            task="class", num_classes=classes,
+        )  # fmt: skip
+        for call in (tg.plan, tg.train):
+            with pytest.raises(GraphError, match="the graph has no nodes"):
+                call(graph, "gcn")
 
 
 def test_of_a_partition(graph):

@@ -24,7 +24,7 @@ from tiergnn.runtime.memory import check_room, out_of_memory
 from tiergnn.runtime.ranked import Ranked
 from tiergnn.runtime.staged import Staged
 from tiergnn.training.examples import dtype_of
-from tiergnn.training.features import choose_features, feature_table
+from tiergnn.training.features import check_nodes, choose_features, feature_table
 from tiergnn.training.options import Options
 from tiergnn.training.planned import check_plan
 from tiergnn.training.randomness import random_state
@@ -38,9 +38,11 @@ _log = logging.getLogger("tiergnn")
 
 def as_graph(graph: Any) -> Graph:
     """A Graph as it is, a path opened, anything else read as a PyG or OGB object."""
-    if isinstance(graph, Graph):
-        return graph
-    return Graph.open(graph) if isinstance(graph, str | Path) else Graph.from_pyg(graph)
+    if not isinstance(graph, Graph):
+        named = isinstance(graph, str | Path)
+        graph = Graph.open(graph) if named else Graph.from_pyg(graph)
+    check_nodes(graph.num_nodes)
+    return graph
 
 
 def fingerprint(graph: Graph) -> dict[str, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tiergnn.errors import ConfigError, unknown
+from tiergnn.errors import ConfigError, GraphError, unknown
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.table import Table
 
@@ -24,6 +24,12 @@ class Features:
 
     kind: str
     width: int
+
+
+def check_nodes(num_nodes: int) -> None:
+    """Raises GraphError for a graph of none: nothing can be planned or trained on it."""
+    if not num_nodes:
+        raise GraphError("the graph has no nodes", hint="a graph of 1 node or more")
 
 
 def choose_features(graph: Graph, features: str) -> Features:

@@ -28,6 +28,7 @@ from tiergnn.planner.models import CLASSIC, classic
 from tiergnn.planner.plan import Plan
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.known import RANKED
+from tiergnn.training.features import check_nodes
 from tiergnn.training.options import Options, check_count, is_number
 from tiergnn.training.parting import Parts, parts_of
 from tiergnn.units import format_bytes, format_count
@@ -76,6 +77,7 @@ def question(
             hint="a folder, not a file" if there else f"mkdir -p {shlex.quote(str(budgets.disk))}",
         )
     graph = _graph(graph)
+    check_nodes(graph.num_nodes)
     notes: list[str] = []
     found = None if machine is None else _named(machine, budgets, ranks)
     workload, prepared = _workload(graph, model, options)
