@@ -78,3 +78,23 @@ def test_names_outside_of_the_alphabet(tmp_path, env):
     assert out.is_dir()
     assert "Traceback" not in done.stderr
     assert ("TIERGNN_LOG=bogus is no level" in done.stderr) == ("TIERGNN_LOG" in env)
+
+
+_STOPPED_EARLY = """
+import runpy, sys
+
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tiergnn.cli.main":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Stop())
+runpy.run_module("tiergnn", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_it_starts_is_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-c", _STOPPED_EARLY], capture_output=True, text=True, check=False
+    )
+    assert (done.stderr, done.returncode) == ("stopped\n", 130)
