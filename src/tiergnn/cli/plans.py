@@ -228,6 +228,7 @@ def simulate(
     ]
     lines = [
         str(found),
+        *(() if machine is None else ("  note: budgets of the plan's machine are left aside",)),
         "",
         table(("rank", "lane", "busy", "of the step"), rows),
         "bytes moved: "
