@@ -61,6 +61,7 @@ def test_what_machine_refuses(cli, tmp_path):
     absent = cli("machine", "--preset", tmp_path / "none.json")
     assert absent.code == 3
     assert "cannot be read" in absent.err
-    nowhere = cli("machine", "--preset", "dgx1", "--out", tmp_path / "none" / "m.json")
+    (tmp_path / "file").write_text("")
+    nowhere = cli("machine", "--preset", "dgx1", "--out", tmp_path / "file" / "m.json")
     assert nowhere.code == 3
-    assert "cannot write" in nowhere.err
+    assert "cannot make its folder" in nowhere.err
