@@ -57,9 +57,10 @@ def test_a_graph_without_nodes():
             rowptr=np.zeros(1, np.int64), col=np.zeros(0, np.int32), y=np.zeros(0, np.int64),
             task="class", num_classes=classes,
         )  # fmt: skip
-        for call in (tg.plan, tg.train):
-            with pytest.raises(GraphError, match="the graph has no nodes"):
-                call(graph, "gcn")
+        with pytest.raises(GraphError, match="the graph has no nodes"):
+            tg.plan(graph, "gcn")
+        with pytest.raises(ConfigError, match="there is no training split"):
+            tg.train(graph, "gcn")
 
 
 def test_of_a_partition(graph):

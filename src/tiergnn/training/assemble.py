@@ -38,11 +38,9 @@ _log = logging.getLogger("tiergnn")
 
 def as_graph(graph: Any) -> Graph:
     """A Graph as it is, a path opened, anything else read as a PyG or OGB object."""
-    if not isinstance(graph, Graph):
-        named = isinstance(graph, str | Path)
-        graph = Graph.open(graph) if named else Graph.from_pyg(graph)
-    check_nodes(graph.num_nodes)
-    return graph
+    if isinstance(graph, Graph):
+        return graph
+    return Graph.open(graph) if isinstance(graph, str | Path) else Graph.from_pyg(graph)
 
 
 def fingerprint(graph: Graph) -> dict[str, int]:
@@ -95,6 +93,7 @@ def model_spec(model: Any, graph: Graph, features: str) -> dict[str, Any] | None
             f"model must be a module, a name, or a mapping with a name, had {model!r}",
             hint='"gcn", or {"name": "gcn", "hidden_channels": 16}',
         )
+    check_nodes(graph.num_nodes)
     if graph.y is None:
         raise ConfigError("the graph has no labels y to train on")
     return {
