@@ -63,11 +63,14 @@ def test_what_replicas_cannot_be_made_of_is_said():
     chain = chain_to(gin, user)
     assert isinstance(chain, Chain)
     assert [each.index for each in chain.stages] == [1, 2]
+    more = replace(
+        gin, inputs=(*gin.inputs, "x0"), rows=(*gin.rows, replace(gin.rows[0], name="x0"))
+    )
     unable = {
         "asks for the edges of its rows": altered(gin, 2, by_degrees=False),
-        "x0 is read as well": altered(gin, 2, reads=(*norm.reads, "x0")),
+        "x0 is read as well": altered(more, 2, reads=(*norm.reads, "x0")),
         "is not a sum that it comes of": altered(gin, 1, divisible=False),
-        "no sum comes before it": replace(gin, stages=(norm, user)),
+        "no sum comes before it": replace(gin, inputs=("x", "h1"), stages=(norm, *gin.stages[2:])),
     }
     for reason, workload in unable.items():
         told = chain_to(workload, stage(workload, 3))
