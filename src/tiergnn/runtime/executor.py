@@ -72,7 +72,6 @@ class Resident:
         if graph.x is None and embedding is None:
             raise ConfigError("the graph has no node features", hint="features='degree'")
         self._meter = PeakMeter(self.device)
-        self.before_bytes = self._meter.before_bytes
         needed = least_bytes(graph, model, self.device, dtype, embedding)
         check_room(self.device, needed, budget_bytes)
         with out_of_memory(self.device, "loading the graph"):
@@ -155,6 +154,11 @@ class Resident:
 
     def _walk(self, training: bool, schedule: Schedule) -> Walk:
         return Walk(self.programs[training], schedule, self.block, self._input)
+
+    @property
+    def before_bytes(self) -> int:
+        """That the process held on a GPU before, beside any budget."""
+        return self._meter.before_bytes
 
     @property
     def schedule(self) -> Schedule:

@@ -149,7 +149,7 @@ def device_budget(
         yield
         return
     total = torch.cuda.get_device_properties(device).total_memory
-    # What earlier work left counts against the budget: in cycles, and what the allocator keeps.
+    # What setting up left would count against the budget: in cycles, and what the allocator keeps.
     gc.collect()
     torch.cuda.empty_cache()
     allowed = (budget_bytes + before_bytes) / total
