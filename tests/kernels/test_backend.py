@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 import torch
@@ -71,6 +72,21 @@ def test_blocks_of_several_threads_may_end_in_any_order():
     assert backend.choose(CPU) == "cpu"
     second.__exit__(None, None, None)
     assert backend._chosen is None
+
+
+def test_a_thread_may_choose_for_itself():
+    said = []
+    with backend.use("gpu"), backend.use_here("reference"):
+        assert backend.choose(CPU) == "reference"
+        with backend.use_here("cpu"):
+            assert backend.choose(CPU) == "cpu"
+        assert backend.choose(CPU) == "reference"
+    with backend.use_here("reference"):
+        other = threading.Thread(target=lambda: said.append(backend.choose(CPU)))
+        other.start()
+        other.join()
+    assert said == ["cpu"]
+    assert backend.choose(CPU) == "cpu"
 
 
 def test_unknown_names_are_answered_with_the_known_ones(monkeypatch):

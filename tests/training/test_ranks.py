@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +19,7 @@ import tiergnn as tg
 from tests.planner.strategies.cases import machine
 from tests.training.models import community, net
 from tests.training.stopping import StopAt, timeless
-from tiergnn.errors import ConfigError, Interrupted, StoreError
+from tiergnn.errors import ConfigError, Interrupted, RankError, StoreError
 from tiergnn.training.folder import RunFolder
 
 QUIET = {"progress": False, "device": "cpu"}
@@ -132,21 +134,49 @@ def test_resumed_on_other_numbers_of_ranks(tmp_path):
     np.testing.assert_array_equal(again, run.predict())
 
 
-def test_a_crash_is_resumed_bit_for_bit_on_as_many(tmp_path):
-    """A callback that raises ends the job; the parts are those of the run folder."""
+class Crashing(torch.optim.Adam):
+    """Each rank's dies at its step ``at``."""
+
+    at = 0
+
+    def step(self, closure=None):
+        steps = {int(state["step"]) for state in self.state.values()}
+        if steps == {self.at - 1}:
+            raise RuntimeError("crash")
+        return super().step(closure)
+
+
+def test_a_crash_is_resumed_bit_for_bit_on_as_many(tmp_path, monkeypatch):
+    """The parts are those of the run folder."""
     graph = community(120)
-    options = EXACT | {"epochs": 6, "checkpoint_every": 2, "eval_every": 2}
+    options = EXACT | {"epochs": 6, "checkpoint_every": 2, "eval_every": 2, "optimizer": Crashing}
     plan = planned(graph, normed(graph), 2, **options)
     owners = np.random.default_rng(3).integers(0, 2, 120).astype(np.int32)
     parts = replace(tg.partition(graph, 2), part_of=owners, method="given")
     given = {"plan": plan, "partition": parts, "transport": "virtual"}
     whole = tg.train(graph, normed(graph), out=tmp_path / "a", **given, **options)
-    crashing = options | {"progress": StopAt(5)}
-    with pytest.raises(RuntimeError, match="crash"):
-        tg.train(graph, normed(graph), out=tmp_path / "b", **given, **crashing)
-    run = tg.resume(tmp_path / "b", graph, normed(graph), **QUIET)
+    monkeypatch.setattr(Crashing, "at", 6)
+    with pytest.raises(RankError, match="crash"):
+        tg.train(graph, normed(graph), out=tmp_path / "b", **given, **options)
+    monkeypatch.setattr(Crashing, "at", 0)
+    run = tg.resume(tmp_path / "b", graph, normed(graph), optimizer=Crashing, **QUIET)
+    assert len(whole.history) == 6
     assert timeless(run.history) == timeless(whole.history)
     np.testing.assert_array_equal(run.predict(), whole.predict())
+
+
+@pytest.mark.parametrize("transport", ["virtual", "shared"])
+def test_no_rank_outlives_a_callback_that_raises(tmp_path, transport):
+    """What they went on to write would spoil what is resumed."""
+    graph = community(120)
+    options = EXACT | {"epochs": 2000, "eval_every": 50, "progress": StopAt(1)}
+    with pytest.raises(RuntimeError, match="crash"):
+        trained(graph, normed, 2, out=tmp_path / "run", transport=transport, **options)
+    assert not [t for t in threading.enumerate() if t.name.startswith("tiergnn-rank")]
+    lines = (tmp_path / "run" / "log.jsonl").read_text()
+    assert 0 < lines.count("\n") < 2000
+    time.sleep(0.2)
+    assert (tmp_path / "run" / "log.jsonl").read_text() == lines
 
 
 def test_errors_are_those_of_one_device(tmp_path):

@@ -21,6 +21,7 @@ _log = logging.getLogger("tiergnn")
 _chosen: str | None = None  # of the whole process: backward runs on threads of torch's own
 _open: dict[object, str] = {}  # blocks of ``use``, the latest last
 _lock = threading.Lock()
+_here = threading.local()  # .name: the choice of a thread for itself
 open_after_fork(_lock)
 _announced: set[tuple[str, str]] = set()
 
@@ -43,6 +44,17 @@ def use(name: str) -> Iterator[None]:
         _settle(own, None)
 
 
+@contextmanager
+def use_here(name: str) -> Iterator[None]:
+    """``use`` for ops that this thread calls, whatever the process has chosen: others go on."""
+    before = getattr(_here, "name", None)
+    _here.name = name
+    try:
+        yield
+    finally:
+        _here.name = before
+
+
 def _settle(block: object, name: str | None) -> None:
     """Open a block, or close it (None); blocks of several threads may end in any order."""
     global _chosen
@@ -57,11 +69,14 @@ def _settle(block: object, name: str | None) -> None:
 def choose(device: torch.device) -> str:
     """The backend for tensors on ``device``; each choice is logged once a process.
 
-    ``use`` wins over the environment variable TIERGNN_BACKEND, which wins over the device: the CPU
-    has Numba kernels, CUDA has Triton kernels, any other device runs plain torch. Raises
-    ConfigError for a backend that is unknown or cannot read the device's memory.
+    ``use_here`` wins over ``use``, that over the environment variable TIERGNN_BACKEND, and that
+    over the device: the CPU has Numba kernels, CUDA has Triton kernels, any other device runs
+    plain torch. Raises ConfigError for a backend that is unknown or cannot read the device's
+    memory.
     """
-    name = _chosen
+    # A compiled function is every thread's.
+    own = None if torch.compiler.is_compiling() else getattr(_here, "name", None)
+    name = own or _chosen
     reason = "as the caller asked"
     if name is None:
         name = os.environ.get("TIERGNN_BACKEND") or None

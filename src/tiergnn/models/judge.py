@@ -115,7 +115,7 @@ class Judge:
 
     def _run(self, call: Callable[[Any], Any], given: Any, label: tuple | None = None) -> Any:
         """A call on real tensors: nothing of it is traced, no kernel is compiled for it."""
-        with self.tracer.pause(), torch.no_grad(), backend.use("reference"):
+        with self.tracer.pause(), torch.no_grad(), backend.use_here("reference"):
             try:
                 return call(given)
             except ConfigError as error:

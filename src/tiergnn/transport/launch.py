@@ -316,7 +316,9 @@ def _join(
     timeout_s: float,
     look: Callable[[], None],
 ) -> None:
-    """Until all have ended, or after a failure the rest of the time."""
+    """Until all have ended, or after a failure the rest of the time: also what is raised waits for
+    them, since ranks that go on write to what another job may take up by then."""
+    last_s = timeout_s * (LEAVE_FRAC + TERM_FRAC)
     try:
         failed_at = None
         while any(thread.is_alive() for thread in threads):
@@ -325,9 +327,12 @@ def _join(
             look()
             if failed_at is None and board.failure() is not None:
                 failed_at = time.monotonic()
-            if failed_at and time.monotonic() - failed_at > timeout_s * (LEAVE_FRAC + TERM_FRAC):
+            if failed_at and time.monotonic() - failed_at > last_s:
                 return
     except BaseException:  # Ctrl-C, or of ``look``
         launcher = board.num_ranks
         board.fail(Failure(rank=0, by=launcher, action=board.action_of(0), cause="was interrupted"))
+        ends = time.monotonic() + last_s
+        for thread in threads:
+            thread.join(max(0.0, ends - time.monotonic()))
         raise

@@ -39,6 +39,7 @@ class Waiting:
 
     def __init__(self, watch: Watch, rank: int, timeout_s: float) -> None:
         self.watch, self.rank, self.timeout_s = watch, rank, timeout_s
+        self._looked = time.monotonic()
 
     def until(
         self,
@@ -50,16 +51,16 @@ class Waiting:
     ) -> None:
         """Return when ``ready()``. Raises RankError when a rank failed, died, or was waited for too
         long; ``late()`` is then the rank to name, ``what`` what it did not come to."""
-        if ready():
-            return
         wait_s = self.timeout_s * WAIT_FRAC if wait_s is None else wait_s
         pause, begun = _SHORT_S, time.monotonic()
-        looked = begun
-        while not ready():
+        while True:
             now = time.monotonic()
-            if now - looked > _LOOK_S:
-                looked = now
+            # Also where none waits long: ranks that go on would not hear of the failure.
+            if now - self._looked > _LOOK_S:
+                self._looked = now
                 self.look(what)
+            if ready():
+                return
             if now - begun > wait_s:
                 self.give_up(late(), what, wait_s)
             time.sleep(pause)
