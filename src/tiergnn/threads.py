@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 _PIECES_PER_THREAD = 16  # so that a thread held up by another process does not hold up the rest
@@ -23,6 +24,31 @@ def num_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def bind(share: int, num_shares: int) -> None:
+    """Keep this process, whose threads are yet to come, on its share of the processors that it may
+    use, whole cores where they suffice: woken threads of one rank else land on another's.
+
+    Where there are fewer processors than shares, each has one. Nothing is done where the system has
+    no such call.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    mine = sorted(os.sched_getaffinity(0), key=_core_of)
+    first, last = (len(mine) * edge // num_shares for edge in (share, share + 1))
+    with suppress(OSError):
+        os.sched_setaffinity(0, mine[first : max(last, first + 1)])
+
+
+def _core_of(processor: int) -> tuple[int, int, int]:
+    """Where it stands: package, core, number; by its number alone where the system does not say."""
+    folder = Path(f"/sys/devices/system/cpu/cpu{processor}/topology")
+    try:
+        place = [int((folder / name).read_text()) for name in ("physical_package_id", "core_id")]
+    except (OSError, ValueError):
+        return 0, 0, processor
+    return place[0], place[1], processor
 
 
 def open_after_fork(lock: Any) -> None:

@@ -17,7 +17,7 @@ from tiergnn.errors import ConfigError, PlanError
 from tiergnn.hardware.machine import Curve, Link, Queueing
 from tiergnn.planner.cost import Costs
 from tiergnn.planner.critical import critical_path
-from tiergnn.planner.simulate import simulate
+from tiergnn.planner.simulate import least_s, simulate
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.schedule import Schedule, Writer
 
@@ -219,6 +219,20 @@ def test_some_ranks_meet_while_others_go_on():
     spans = at(clocked(w.finish()))
     assert spans[met[2]] == (5, 5)
     assert spans[late] == (0, 1)
+
+
+def test_to_have_met_takes_processors_a_moment():
+    """A GPU waits in order, without the host."""
+    w = Writer("test", 2)
+    w.add(0, COMPUTE, Op.FORWARD, work=[stream(3)])
+    met = w.meet(Op.BARRIER, "m")
+    schedule = w.finish()
+    slow = machine(2, links={"peer_copy": replace(link(), latency_s=2.0)})
+    cpu = replace(slow, device=replace(slow.device, kind="cpu"))
+    for on, end_s in ((slow, 3), (cpu, 5)):
+        spans = at(clocked(schedule, on))
+        assert [spans[met[rank]] for rank in (0, 1)] == [(3, end_s)] * 2
+    assert least_s((a.done for a in schedule.actions), cpu, Costs.of(cpu)) <= 5
 
 
 def test_a_message_takes_both_ends():

@@ -82,6 +82,10 @@ def memory_of_no_file(t: Transport, num_bytes: int) -> None:
     assert all("/memfd:tiergnn (deleted)" in line for line in shared), shared
 
 
+def on_its_processors(t: Transport, folder: str) -> None:
+    Path(folder, str(t.rank)).write_text(" ".join(map(str, sorted(os.sched_getaffinity(0)))))
+
+
 def in_a_world(t: Transport, mode: str, pids: str) -> None:
     """What ``main`` runs: a step of everything, then what the mode says."""
     total = torch.ones(3) * (t.rank + 1)

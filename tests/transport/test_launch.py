@@ -68,6 +68,35 @@ def test_spawned():
     assert launch(check, 2, ("cpu",), transport="shared") == 0
 
 
+def processors_of_ranks(folder: Path, num_ranks: int, context=None) -> list[set[int]]:
+    launch(jobs.on_its_processors, num_ranks, (str(folder),), transport="shared", context=context)
+    texts = [(folder / str(rank)).read_text() for rank in range(num_ranks)]
+    return [{int(number) for number in text.split()} for text in texts]
+
+
+BINDS = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="the system binds no process"
+)
+
+
+@BINDS
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_each_rank_keeps_to_its_processors(tmp_path, num_ranks):
+    """All are in use, by as many ranks each, give or take one."""
+    mine = os.sched_getaffinity(0)
+    found = processors_of_ranks(tmp_path, num_ranks, FORKSERVER)
+    assert set.union(*found) == mine
+    assert len({len(share) for share in found}) <= 2
+    users = [sum(processor in share for share in found) for processor in mine]
+    assert max(users) <= -(-num_ranks // len(mine))
+
+
+@BINDS
+def test_ranks_with_a_users_number_of_threads_have_all_processors(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert processors_of_ranks(tmp_path, 2) == [os.sched_getaffinity(0)] * 2
+
+
 def test_a_signal_is_passed_on_and_ends_all(tmp_path):
     job = start("launch", "wait", str(tmp_path))
     pids = wait_for(tmp_path)

@@ -123,6 +123,9 @@ class Costs:
 
     def shares(self, action: Action | Done) -> Iterator[Share]:
         """The action's seconds by class, factors not counted. Raises as ``parts``."""
+        if action.op is Op.BARRIER:
+            yield from self._met()
+            return
         streamed = _streamed(action.work) if self.machine.device.kind == "cpu" else 0.0
         replayed = self.replays and action.op != Op.STEP
         launches = _Launches.of(self.machine.device, replayed, action.work)
@@ -130,6 +133,12 @@ class Costs:
         waits = self.machine.device.attend_reads if attends else 1.0
         for work in action.work:
             yield from _shares(self.machine, work, action, streamed, launches, waits)
+
+    def _met(self) -> Iterator[Share]:
+        """Until all have seen that all have come; a GPU that waits in order takes nothing of it."""
+        way = self.machine.links.get("peer_copy")
+        if self.machine.device.kind == "cpu" and way is not None and way.latency_s:
+            yield Share("peer_copy", way.latency_s)
 
     def save(self, path: str | Path) -> None:
         """Raises StoreError when the file cannot be written."""

@@ -168,6 +168,8 @@ def _pairs(schedule: Schedule, timeline: Timeline) -> list[tuple[Action, float]]
                 f"the action {action.label if action else 'missing'!r}",
                 culprit=schedule.strategy,
             )
+        if action.op is Op.BARRIER:
+            continue  # it waits for the slowest
         seconds, place = span.end_s - span.start_s, (action.rank, action.stage, action.part)
         if action.op in (Op.MOMENTS, Op.COMMIT) and not action.work:
             before[place] += seconds

@@ -178,7 +178,8 @@ class _Clock:
         now = self.start[i] = max(now, self.queued[i])
         if action.op == Op.RESERVE:
             self._hold(action, 1)
-        fixed_s, uses = self.takes(action.done) if action.work else (0.0, ())
+        busy = action.work or action.op is Op.BARRIER
+        fixed_s, uses = self.takes(action.done) if busy else (0.0, ())
         self.uses[i] = [*reversed(uses)]
         heappush(self.events, (now + fixed_s, 0, i, None))
 

@@ -1,5 +1,5 @@
 """The walk of a staged schedule: its compute lane in the caller's thread, every other in its own;
-or, where there are copies between host and device alone, all of them in the caller's.
+or, where none works on host memory, those of copies in the caller's, too.
 
 An action begins when those that it comes ``after``, and the earlier ones of its lane, are done. On
 a GPU every lane has a stream: actions are queued on it in the same order, events stand for their
@@ -113,9 +113,11 @@ class StagedWalk:
         lanes = {str(a.lane) for a in own} - {str(Lane.COMPUTE)}
         cuda = buffers.device.type == "cuda"
         # What a GPU does is only queued: without work on host memory one thread queues it all. A
-        # CPU has all its cores copy, and then compute.
-        of_device = _DEVICE_LANES | ({str(Lane.PEER)} if in_order else set[str]())
-        self._queued = lanes if lanes <= of_device else set[str]()
+        # CPU has all its cores copy, and then compute; only waits for other ranks have a thread.
+        peer = {str(Lane.PEER)}
+        of_device = _DEVICE_LANES | (peer if in_order or not cuda else set[str]())
+        waiting = set[str]() if in_order else peer
+        self._queued = lanes - waiting if lanes <= of_device else set[str]()
         self._lanes = sorted(lanes - self._queued)
         self._steps = [action for action in own if action.op is not Op.STEP]
         for action in self._steps:
@@ -202,11 +204,8 @@ class StagedWalk:
         for action in self._steps:
             if self.stopped() and not self._recording:
                 raise Stopped
-            if action.lane in self._queued:
-                self._do(action, begun)
-                continue
             waits = [tickets[i] for i in self._after[action.index] if i in tickets]
-            if action.lane is not Lane.COMPUTE:
+            if action.lane is not Lane.COMPUTE and action.lane not in self._queued:
                 tickets[action.index] = lanes.submit(
                     str(action.lane),
                     partial(self._do, action, begun),

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from tiergnn.errors import ConfigError, RankError
-from tiergnn.threads import num_processors
+from tiergnn.threads import bind, num_processors
 from tiergnn.transport.board import Board, board_bytes
 from tiergnn.transport.failure import Failure
 from tiergnn.transport.pick import Choice, pick, probe
@@ -90,7 +90,7 @@ def launch(
         launched=True,
     )
     try:
-        return _Job(place, board, target, args, context, look).run()
+        return _Job(place, board, target, args, context, look, bound=not on_gpu).run()
     finally:
         segment.close()
 
@@ -112,6 +112,8 @@ class _Job:
         args: Sequence[Any],
         context: BaseContext | None,
         look: Callable[[], None],
+        *,
+        bound: bool,
     ) -> None:
         self._place, self._board, self._look = place, board, look
         start: Any = context or multiprocessing.get_context("spawn")
@@ -119,7 +121,7 @@ class _Job:
         self._processes = [
             start.Process(
                 target=_rank_main,
-                args=(replace(place, rank=rank, local_rank=rank), self._given.address),
+                args=(replace(place, rank=rank, local_rank=rank), self._given.address, bound),
                 name=f"tiergnn-rank-{rank}",
             )
             for rank in range(place.size)
@@ -232,8 +234,9 @@ def _given(target: Target, args: Sequence[Any]) -> Segment:
     return segment
 
 
-def _rank_main(place: Place, given: str) -> None:
-    """A spawned rank, from its start to its end; ``given`` is the address of what it does."""
+def _rank_main(place: Place, given: str, bound: bool) -> None:
+    """A spawned rank, from its start to its end; ``given`` is the address of what it does.
+    ``bound``: it keeps to its share of the processors, where their number is not the user's."""
     memory, num_bytes, handle = open_segment(given)
     os.close(handle)
     target, args = pickle.loads(memory[:num_bytes])
@@ -244,6 +247,8 @@ def _rank_main(place: Place, given: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, num_processors() // place.size))
+        if bound:
+            bind(place.rank, place.size)
     leave(run_rank(place, watch_of(place), None, target, *args))
 
 
