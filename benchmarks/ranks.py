@@ -136,6 +136,20 @@ class Place:
                 plan.save(folder / f"{name}.json")
         return {path.stem: Plan.load(path) for path in sorted(folder.glob("*.json"))}
 
+    def same(self, cell: Cell) -> dict[str, str]:
+        """strategy -> the first one whose plan does the same: leo without caches is mgg."""
+        plans, first = self.plans(cell), dict[Any, str]()
+        return {
+            name: first.setdefault((plan.schedule.actions, plan.schedule.buffers), name)
+            for name, plan in ((name, plans[name]) for name in RANKED)
+        }
+
+    def ways(self, cell: Cell, what: str) -> list[str]:
+        """What takes turns."""
+        if what == "speedup":
+            return [RESIDENT, PREPARED, ONE_RANK, "halo", "nfp"]
+        return list(dict.fromkeys(self.same(cell).values()))
+
     def raced(self, cell: Cell) -> dict[str, Any] | None:
         """What was measured of a cell, None where nothing was yet."""
         path = self.file(cell, "json")
@@ -176,6 +190,7 @@ def record_of(place: Place, args: argparse.Namespace) -> dict[str, Any]:
                 continue
             plans = place.plans(cell)
             row = {"cell": str(cell), "processors of others": found["processors_of_others"]}
+            row["same"] = place.same(cell) if what == "choices" else {}
             row["ways"] = {
                 name: {
                     "measured s": measured[f"{args.by}_s"],
@@ -227,9 +242,12 @@ def main() -> None:
                 print(cell, {name: round(p.seconds, 4) for name, p in plans.items()}, flush=True)
             continue
         left = [cell for cell in cells if args.anew or not place.file(cell, "json").exists()]
-        names = [RESIDENT, PREPARED, ONE_RANK, "halo", "nfp"] if what == "speedup" else list(RANKED)
         for ranks in sorted({cell.ranks for cell in left}):
-            jobs = [place.job(cell, names, args.rounds) for cell in left if cell.ranks == ranks]
+            jobs = [
+                place.job(cell, place.ways(cell, what), args.rounds)
+                for cell in left
+                if cell.ranks == ranks
+            ]
             launch(races, ranks, (jobs, until_s), transport="shared", timeout_s=TIMEOUT_S)
     if args.page:
         record = record_of(place, args)
