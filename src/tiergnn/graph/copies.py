@@ -12,6 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from tiergnn.graph.level import chunk_count
 from tiergnn.graph.refinement import Shares, has_room, may_leave, move
 
 _PARTS_A_WORD = 32
@@ -40,8 +41,13 @@ def spare_copies(shares: Shares, rounds: int, tell: Callable[[], None]) -> None:
     """
     level = shares.level
     num_nodes = level.num_nodes
+    state = (level.load, shares.part_of, shares.load, shares.bounds)
     words = -(-shares.num_parts // _PARTS_A_WORD)
     bits = np.zeros((num_nodes, 2 * words), np.uint32)  # W for one reader or more, W for several
+    if level.is_small:
+        _spare(rounds, level.shift, level.rowptr, level.col, *state, bits)
+        tell()
+        return
     for _ in range(rounds):
         for chunk, count in level.chunks():
             _mark_chunk(shares, chunk, count, bits)
@@ -49,14 +55,58 @@ def spare_copies(shares: Shares, rounds: int, tell: Callable[[], None]) -> None:
         spared = 0
         for chunk, count in level.chunks():
             target, gain = np.empty(count, np.int32), np.empty(count, np.int32)
-            given = (chunk, level.shift, level.rowptr, level.col, level.load)
-            given += (shares.part_of, shares.load, shares.bounds, bits)
+            given = (chunk, level.shift, level.rowptr, level.col, *state, bits)
             level.spread(partial(_choose_all, given, target, gain), count)
-            movers = np.flatnonzero(target >= 0)
-            spared += _enter(movers[np.argsort(-gain[movers], kind="stable")], *given)
+            spared += _enter(_by_gain(target, gain), *given)
             tell()
         if spared * _WORTH < num_nodes:
             break
+
+
+@numba.njit(cache=True, nogil=True)
+def _spare(turns, shift, rowptr, col, load, part_of, part_load, bounds, bits):
+    """``spare_copies`` by one thread."""
+    num_nodes = part_of.size
+    most = (num_nodes >> shift) + 1
+    target, gain = np.empty(most, np.int32), np.empty(most, np.int32)
+    for _ in range(turns):
+        _mark_all(rowptr, col, part_of, bits)
+        spared = 0
+        for chunk in range(min(1 << shift, num_nodes)):
+            count = chunk_count(num_nodes, chunk, shift)
+            _choose(
+                0, count, target, gain, chunk, shift, rowptr, col, load, part_of, part_load,
+                bounds, bits,
+            )  # fmt: skip
+            spared += _enter(
+                _by_gain(target[:count], gain), chunk, shift, rowptr, col, load, part_of,
+                part_load, bounds, bits,
+            )  # fmt: skip
+        if spared * _WORTH < num_nodes:
+            break
+
+
+@numba.njit(cache=True, nogil=True)
+def _by_gain(target, gain):
+    """Places in the chunk of nodes that would move, best gain first."""
+    movers = np.flatnonzero(target >= 0)
+    return movers[np.argsort(-gain[movers], kind="mergesort")]
+
+
+@numba.njit(cache=True, nogil=True)
+def _mark_all(rowptr, col, part_of, bits):
+    """Set the bits of all nodes, from the rows of those that read them."""
+    words = bits.shape[1] // 2
+    bits[:] = 0
+    for v in range(part_of.size):
+        word, bit = part_of[v] >> 5, np.uint32(1) << np.uint32(part_of[v] & 31)
+        before = np.int64(-1)
+        for e in range(rowptr[v], rowptr[v + 1]):
+            u = np.int64(col[e])
+            if u != v and u != before:
+                bits[u, words + word] |= bits[u, word] & bit
+                bits[u, word] |= bit
+            before = u
 
 
 def _choose_all(
@@ -68,14 +118,14 @@ def _choose_all(
 def _mark_chunk(shares: Shares, chunk: int, count: int, bits: np.ndarray) -> None:
     level = shares.level
     ptr, reader = (level.rowptr, level.col) if level.two_way else level.readers(chunk, count)
-    given = (chunk, level.shift, ptr, reader, level.two_way, shares.part_of, bits)
+    given = (chunk, level.shift, ptr, reader, shares.part_of, bits)
     level.spread(lambda first, last: _mark(first, last, *given), count)
 
 
 @numba.njit(cache=True, nogil=True)
-def _mark(first, last, chunk, shift, ptr, reader, whole, part_of, bits):
-    """Set the bits of nodes first..last of a chunk. whole: ptr is of all nodes."""
-    words = bits.shape[1] // 2
+def _mark(first, last, chunk, shift, ptr, reader, part_of, bits):
+    """Set the bits of nodes first..last of a chunk."""
+    words, whole = bits.shape[1] // 2, ptr.size == part_of.size + 1
     for i in range(first, last):
         v = chunk + (np.int64(i) << shift)
         row = v if whole else i
@@ -105,13 +155,25 @@ def _read_more(bits, v, part):
 
 
 @numba.njit(cache=True, nogil=True)
+def _read_elsewhere(bits, v, part):
+    """Whether a node of another part reads v."""
+    found = np.uint32(0)
+    for word in range(bits.shape[1] // 2):
+        found |= bits[v, word]
+        if word == part >> 5:
+            found &= ~(np.uint32(1) << np.uint32(part & 31))
+    return found != 0
+
+
+@numba.njit(cache=True, nogil=True)
 def _may_spare(v, rowptr, col, part_of, bits):
     """Whether any move of v could spare copies: a bound that needs no count by parts.
 
     Rows that only v's own part has must be copied to wherever it goes.
     """
     source = part_of[v]
-    spared, needed = 0, 0
+    spared = int(_read_elsewhere(bits, v, source)) - int(_read(bits, v, source))
+    needed = 0
     before = np.int64(-1)
     for e in range(rowptr[v], rowptr[v + 1]):
         u = np.int64(col[e])
@@ -119,14 +181,9 @@ def _may_spare(v, rowptr, col, part_of, bits):
             if part_of[u] != source:
                 spared += not _read_more(bits, u, source)
             else:
-                others = np.uint32(0)
-                for word in range(bits.shape[1] // 2):
-                    others |= bits[u, word]
-                    if word == source >> 5:
-                        others &= ~(np.uint32(1) << np.uint32(source & 31))
-                needed += others == 0
+                needed += not _read_elsewhere(bits, u, source)
         before = u
-    return spared + 1 > needed
+    return spared > needed
 
 
 @numba.njit(cache=True, nogil=True)

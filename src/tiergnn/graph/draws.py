@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _ROUNDS = 3
@@ -28,17 +28,18 @@ def mix(word):
 @numba.njit(cache=True, nogil=True, inline="always")
 def draw(key, counter):
     """The uint64 number ``counter`` of the stream ``key``."""
-    return mix(key + (counter + np.uint64(1)) * _GOLDEN)
+    return mix(key + (counter + np.uint64(1)) * GOLDEN)
 
 
 def stream_key(seed: int, stream: int) -> np.uint64:
     """The key of one of a seed's independent streams."""
-    return np.uint64(_stream_key(np.uint64(seed % 2**64), np.uint64(stream)))
+    return np.uint64(stream_key_of(np.uint64(seed % 2**64), np.uint64(stream)))
 
 
 @numba.njit(cache=True, nogil=True)
-def _stream_key(seed, stream):
-    return mix(mix(seed + _GOLDEN) ^ mix(stream * _MIX1 + _MIX2))
+def stream_key_of(seed, stream):
+    """``stream_key`` of two uint64, for compiled callers."""
+    return mix(mix(seed + GOLDEN) ^ mix(stream * _MIX1 + _MIX2))
 
 
 @numba.njit(cache=True, nogil=True)

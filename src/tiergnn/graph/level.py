@@ -51,7 +51,8 @@ class Level:
     col[rowptr[v]:rowptr[v+1]] are the nodes that v reads, weight [E] how often (empty: once
     each). Nodes are decided in 2**shift chunks, one after the other: v = chunk,
     chunk + 2**shift, ... ``two_way``: whoever is read reads as often, so that ``col`` lists
-    readers too; if not, those of one chunk at a time are listed, and kept where ``keep`` says so.
+    readers too; if not, those of one chunk at a time are listed, or all once where ``keep`` says
+    so.
     """
 
     rowptr: np.ndarray
@@ -62,11 +63,21 @@ class Level:
     shift: int
     num_threads: int
     keep: bool = False
-    _kept: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, init=False)
+    _kept: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list, init=False)
 
     @property
     def num_nodes(self) -> int:
         return self.rowptr.size - 1
+
+    @property
+    def is_small(self) -> bool:
+        """Whether one thread does all of a pass over the level, in one compiled call."""
+        return self.col.size <= _SMALL and (self.two_way or self.keep)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps of progress a pass over the level is."""
+        return 1 if self.is_small else 1 << self.shift
 
     def num_pieces(self, each: int = 1) -> int:
         """Into how many pieces work is cut: so many for each thread, one where it is little."""
@@ -82,21 +93,27 @@ class Level:
             yield chunk, ((self.num_nodes - 1 - chunk) >> self.shift) + 1
 
     def readers(self, chunk: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pointers [count+1] and the readers of the chunk's nodes, ascending; empty if two-way."""
+        """Pointers [count+1] and the readers of the chunk's nodes, ascending.
+
+        Of all nodes, [n+1], where they are kept; of none, [1], where the level is two-way.
+        """
         if self.two_way:
             return np.zeros(1, np.int64), self.col[:0]
-        if chunk in self._kept:
-            return self._kept[chunk]
+        if not self.keep:
+            return self._listed(chunk, count, self.shift)
+        if not self._kept:
+            self._kept.append(self._listed(0, self.num_nodes, 0))
+        return self._kept[0]
+
+    def _listed(self, chunk: int, count: int, shift: int) -> tuple[np.ndarray, np.ndarray]:
         pieces = self.num_pieces()
         rows = np.arange(pieces + 1) * self.num_nodes // pieces
         slot = np.zeros((pieces, count), np.int64)  # where each piece of rows writes next
-        given = (rows, chunk, self.shift, self.rowptr, self.col, slot)
+        given = (rows, chunk, shift, self.rowptr, self.col, slot)
         self.spread(lambda first, last: _count_readers(first, last, *given), pieces)
         ptr = _place_readers(slot)
         out = np.empty(int(ptr[-1]), self.col.dtype)
         self.spread(lambda first, last: _list_readers(first, last, *given, out), pieces)
-        if self.keep:
-            self._kept[chunk] = ptr, out
         return ptr, out
 
 
@@ -107,15 +124,22 @@ def is_two_way(rowptr: np.ndarray, col: np.ndarray, num_threads: int) -> bool:
     any graph that is not, it is zero with a chance of 2**-64.
     """
     num_nodes = rowptr.size - 1
-    bounds = np.linspace(0, num_nodes, 257).astype(np.int64)
-    sums = np.zeros(256, np.uint64)
+    pieces = 256 if col.size > _SMALL else 1
+    bounds = np.arange(pieces + 1) * num_nodes // pieces
+    sums = np.zeros(pieces, np.uint64)
     key = stream_key(0, _SYMMETRY)
     spread(
         lambda first, last: _asymmetry(first, last, key, bounds, rowptr, col, sums),
-        256,
+        pieces,
         num_threads,
     )
     return int(sums.sum(dtype=np.uint64)) == 0
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def chunk_count(num_nodes, chunk, shift):
+    """How many nodes a chunk has."""
+    return ((num_nodes - 1 - chunk) >> shift) + 1
 
 
 @numba.njit(cache=True, nogil=True)

@@ -12,9 +12,9 @@ import numba
 import numpy as np
 
 from tiergnn.graph.draws import draw, stream_key
-from tiergnn.graph.level import Level, amount
+from tiergnn.graph.level import Level, amount, chunk_count
 
-_ANY = -2  # a target: whichever part has most room
+_FEW_MOVES = 100  # nodes of which one must move in a round to make another worth its time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,23 +47,68 @@ def refine(shares: Shares, rounds: int, seed: int, tell: Callable[[], None]) -> 
     with the least loss. Stops when a round moves few.
     """
     level = shares.level
-    for turn in range(rounds):
+    state = (level.load, shares.part_of, shares.load, shares.bounds)
+    key = stream_key(seed, 0)
+    if level.is_small:
+        edges = (level.rowptr, level.col, level.weight, *level.readers(0, level.num_nodes))
+        _refine(rounds, key, level.shift, *edges, *state)
+        tell()
+        return
+    stale = np.ones(0, np.bool_)
+    for _ in range(rounds):
         moved = 0
         for chunk, count in level.chunks():
             target, gain = np.empty(count, np.int32), np.empty(count, np.int64)
-            reader_ptr, reader = level.readers(chunk, count)
-            given = (chunk, level.shift, level.rowptr, level.col, level.weight, reader_ptr, reader)
-            state = (level.load, shares.part_of, shares.load, shares.bounds)
-            key = stream_key(seed, turn)
+            edges = (level.rowptr, level.col, level.weight, *level.readers(chunk, count))
+            given = (chunk, level.shift, *edges, shares.part_of, shares.num_parts)
             level.spread(
-                lambda first, last: _choose(first, last, *given, *state, key, target, gain),  # noqa: B023
+                lambda first, last: _choose(first, last, *given, key, stale, target, gain),  # noqa: B023
                 count,
             )
-            movers = _worth_trying(target, gain, chunk, shares)
-            moved += _enter(movers, chunk, level.shift, target, gain, *state)
+            movers = _worth_trying(target, gain, chunk, level.shift, *state)
+            moved += _enter(movers, chunk, level.shift, target, gain, *state).size
             tell()
-        if moved * 100 < level.num_nodes:
+        if moved * _FEW_MOVES < level.num_nodes:
             break
+
+
+@numba.njit(cache=True, nogil=True)
+def _refine(
+    rounds, key, shift, rowptr, col, weight, reader_ptr, reader, load, part_of, part_load, bounds
+):  # fmt: skip
+    """``refine`` by one thread, which looks again only at nodes whose neighbours have moved."""
+    num_nodes, num_chunks = part_of.size, min(1 << shift, part_of.size)
+    most = chunk_count(num_nodes, 0, shift)
+    target, gain = np.empty((num_chunks, most), np.int32), np.empty((num_chunks, most), np.int64)
+    stale = np.ones(num_nodes, np.bool_)
+    for _ in range(rounds):
+        num_moved = 0
+        for chunk in range(num_chunks):
+            count = chunk_count(num_nodes, chunk, shift)
+            to, by = target[chunk, :count], gain[chunk, :count]
+            _choose(
+                0, count, chunk, shift, rowptr, col, weight, reader_ptr, reader, part_of,
+                part_load.shape[1], key, stale, to, by,
+            )  # fmt: skip
+            movers = _worth_trying(to, by, chunk, shift, load, part_of, part_load, bounds)
+            moved = _enter(movers, chunk, shift, to, by, load, part_of, part_load, bounds)
+            _wake(moved, chunk, shift, rowptr, col, reader_ptr, reader, stale)
+            num_moved += moved.size
+        if num_moved * _FEW_MOVES < num_nodes:
+            break
+
+
+@numba.njit(cache=True, nogil=True)
+def _wake(moved, chunk, shift, rowptr, col, reader_ptr, reader, stale):
+    """What nodes that have moved and their neighbours chose holds no more."""
+    for i in moved:
+        v = chunk + (i << shift)
+        stale[v] = True
+        for e in range(rowptr[v], rowptr[v + 1]):
+            stale[col[e]] = True
+        if reader_ptr.size > 1:
+            for e in range(reader_ptr[v], reader_ptr[v + 1]):
+                stale[reader[e]] = True
 
 
 @numba.njit(cache=True, nogil=True)
@@ -102,15 +147,19 @@ def move(v, part, load, part_of, part_load):
 
 @numba.njit(cache=True, nogil=True)
 def _choose(
-    first, last, chunk, shift, rowptr, col, weight, reader_ptr, reader, load, part_of, part_load,
-    bounds, key, target, gain,
+    first, last, chunk, shift, rowptr, col, weight, reader_ptr, reader, part_of, num_parts, key,
+    stale, target, gain,
 ):  # fmt: skip
-    """Fill target (-1: stay) and gain of nodes first..last of a chunk."""
-    num_parts = part_load.shape[1]
+    """Fill target and gain of nodes first..last of a chunk, or of those only that are stale."""
+    whole = reader_ptr.size == rowptr.size
     tie = np.zeros(num_parts, np.int64)
     met = np.empty(num_parts, np.int32)
     for i in range(first, last):
         v = chunk + (np.int64(i) << shift)
+        if stale.size:
+            if not stale[v]:
+                continue
+            stale[v] = False
         source = part_of[v]
         num_met = 0
         for e in range(rowptr[v], rowptr[v + 1]):
@@ -122,7 +171,8 @@ def _choose(
                     num_met += 1
                 tie[part] += weight[e] if weight.size else 1
         if reader_ptr.size > 1:
-            for e in range(reader_ptr[i], reader_ptr[i + 1]):
+            row = v if whole else i
+            for e in range(reader_ptr[row], reader_ptr[row + 1]):
                 u = reader[e]
                 if u != v:
                     part = part_of[u]
@@ -138,29 +188,38 @@ def _choose(
                 if tie[part] > best_tie or luck > best_draw:
                     best, best_tie, best_draw = part, tie[part], luck
         gain[i] = max(best_tie, 0) - tie[source]
-        if best < 0:
-            best = np.int32(_ANY)
-        if gain[i] <= 0 and has_room(v, source, load, part_load, bounds):
-            best = np.int32(-1)  # no other node waits for its place
         target[i] = best
         for j in range(num_met):
             tie[met[j]] = 0
 
 
-def _worth_trying(target: np.ndarray, gain: np.ndarray, chunk: int, shares: Shares) -> np.ndarray:
+@numba.njit(cache=True, nogil=True)
+def _worth_trying(target, gain, chunk, shift, load, part_of, part_load, bounds):
     """Places in the chunk of nodes that may move, best gain first.
 
-    Those that lose by it only where somebody would gain more by their place, or their part is too
-    full.
+    Those that lose by it only where somebody would gain more by their place, for which there is no
+    room, or their part is too full.
     """
-    movers = np.flatnonzero(target != -1)
-    node = chunk + (movers << shares.level.shift)
-    wanted = np.zeros(shares.num_parts, np.int64)
-    gaining = gain[movers] > 0
-    np.maximum.at(wanted, target[movers[gaining]], gain[movers[gaining]])
-    wanted[(shares.load > shares.bounds[:, 1:]).any(axis=0)] = 1 << 62
-    movers = movers[gaining | (gain[movers] + wanted[shares.part_of[node]] > 0)]
-    return movers[np.argsort(-gain[movers], kind="stable")]
+    num_parts = part_load.shape[1]
+    wanted = np.zeros(num_parts, np.int64)
+    for i in range(target.size):
+        if gain[i] > 0:
+            wanted[target[i]] = max(wanted[target[i]], gain[i])
+    for part in range(num_parts):
+        for c in range(bounds.shape[0]):
+            if part_load[c, part] > bounds[c, 1]:
+                wanted[part] = 1 << 62
+    movers, count = np.empty(target.size, np.int64), 0
+    for i in range(target.size):
+        v = chunk + (i << shift)
+        tries = gain[i] > 0
+        if not tries and gain[i] + wanted[part_of[v]] > 0:
+            tries = not has_room(v, part_of[v], load, part_load, bounds)
+        if tries:
+            movers[count] = i
+            count += 1
+    movers = movers[:count]
+    return movers[np.argsort(-gain[movers], kind="mergesort")]
 
 
 @numba.njit(cache=True, nogil=True)
@@ -185,7 +244,7 @@ def _fits_after(v, other, part, load, part_load, bounds):
 
 @numba.njit(cache=True, nogil=True)
 def _enter(movers, chunk, shift, target, gain, load, part_of, part_load, bounds):
-    """Move ``movers`` in order of gain, while there is room; returns how many moved.
+    """Move ``movers`` in order of gain, while there is room; returns those that moved.
 
     Who finds no room waits at the door, and enters when somebody leaves who loses less by that.
     """
@@ -193,12 +252,12 @@ def _enter(movers, chunk, shift, target, gain, load, part_of, part_load, bounds)
     head = np.full(num_parts, -1, np.int64)
     tail = np.full(num_parts, -1, np.int64)
     after = np.full(movers.size, -1, np.int64)
-    moved = 0
+    moved, num_moved = np.empty(movers.size, np.int64), 0
     for j in range(movers.size):
         i = movers[j]
         v = chunk + (i << shift)
         source, part = part_of[v], target[i]
-        if part == _ANY:
+        if part < 0:
             part = _roomiest(part_load, bounds)
         if part == source or not may_leave(v, source, load, part_load, bounds):
             continue
@@ -218,7 +277,8 @@ def _enter(movers, chunk, shift, target, gain, load, part_of, part_load, bounds)
             if not _fits_after(u, v, source, load, part_load, bounds):
                 continue
         move(v, part, load, part_of, part_load)
-        moved += 1
+        moved[num_moved] = i
+        num_moved += 1
         while head[source] >= 0:
             k = head[source]
             u = chunk + (movers[k] << shift)
@@ -228,5 +288,6 @@ def _enter(movers, chunk, shift, target, gain, load, part_of, part_load, bounds)
             left = part_of[u]
             if may_leave(u, left, load, part_load, bounds):
                 move(u, source, load, part_of, part_load)
-                moved += 1
-    return moved
+                moved[num_moved] = movers[k]
+                num_moved += 1
+    return moved[:num_moved]

@@ -14,7 +14,8 @@ import numpy as np
 from tiergnn.errors import ConfigError
 from tiergnn.graph.balance import Criterion, rebalance, sum_by_part
 from tiergnn.graph.bisection import bisect
-from tiergnn.graph.clusters import cluster, contract
+from tiergnn.graph.clusters import cluster
+from tiergnn.graph.contraction import contract
 from tiergnn.graph.copies import copy_bytes, spare_copies
 from tiergnn.graph.csr import Graph
 from tiergnn.graph.draws import stream_key
@@ -97,17 +98,17 @@ def switching(
         refine(shares, 8, _derived(seed, _REFINING + depth), lambda: None)
         part_of = _of_members(shares.part_of, labels.pop())
     shares = Shares.of(finest, part_of, num_parts, loose)
-    chunks = 1 << finest.shift
     hasty = graph.topology_bytes > budget
     rounds = 4 if hasty else 8
-    refine(shares, rounds, _derived(seed, _REFINING), _Steps(progress, "refine", rounds * chunks))
+    tell = _Steps(progress, "refine", rounds * finest.num_steps)
+    refine(shares, rounds, _derived(seed, _REFINING), tell)
     fits = copy_bytes(graph.num_nodes, num_parts) <= budget // 2
     # Of a graph that is large beside the budget a second round spares little for its time.
     turns = 1 if hasty else 3
-    tell = _Steps(progress, "copies", 2 * turns * chunks)
+    tell = _Steps(progress, "copies", 2 * turns * finest.num_steps)
     if fits:
         spare_copies(shares, turns, tell)
-    held = _unmet(replace(shares, bounds=bounds), criteria, graph, budget)
+    held = _unmet(shares.load, bounds, criteria, graph, budget)
     if not held:
         return shares.part_of
     # Where a graph is directed this sees who is read, not who reads: it only breaks ties.
@@ -120,16 +121,18 @@ def switching(
     return part_of
 
 
-def _unmet(shares: Shares, criteria: list[Criterion], graph: Graph, budget: int) -> list[Criterion]:
+def _unmet(
+    load: np.ndarray, bounds: np.ndarray, criteria: list[Criterion], graph: Graph, budget: int
+) -> list[Criterion]:
     """What single nodes must still level: nothing, or all that is asked for.
 
     The bound of edges that nobody asked for joins where there is memory for that.
     """
-    num_parts = shares.num_parts
-    asked = all(c.holds(c.loads(shares.part_of, num_parts)) for c in criteria)
-    if (shares.load <= shares.bounds[:, 1:]).all() and asked:
+    holds = np.all((bounds[:, :1] <= load) & (load <= bounds[:, 1:]), axis=1)
+    asked = holds[: len(criteria)].all()
+    if holds.all():
         return []
-    if len(criteria) < shares.bounds.shape[0]:
+    if len(criteria) < len(bounds):
         if _REBALANCE_BYTES * graph.num_nodes <= budget:
             guard = Criterion(name="edges", tolerance=_GUARD, weight=graph.in_degree)
             return [*criteria, guard]
@@ -183,7 +186,7 @@ def _merge(
             most = min(most, _GROWTH * (_SIZE_TOTAL // level.num_nodes))
         tell: Callable[[], None] = lambda: None  # noqa: E731
         if depth == 0:
-            tell = _Steps(progress, "cluster", rounds << level.shift)
+            tell = _Steps(progress, "cluster", rounds * level.num_steps)
         key = _derived(seed, _CLUSTERING + depth)
         # Listing readers costs more than it tells while many nodes merge at once.
         seen = replace(level, two_way=True) if hasty and depth == 0 else level
