@@ -253,6 +253,11 @@ class RowStore(ABC):
 def encode(values: Tensor, stored: Tensor, name: str) -> None:
     """Values into storage of the same shape, rounded to its dtype. Raises ConfigError."""
     convert(values, stored)
+    check_range(values, stored, name)
+
+
+def check_range(values: Tensor, stored: Tensor, name: str) -> None:
+    """Raises ConfigError where ``stored`` lost values of the CPU that float16 cannot hold."""
     narrow = stored.dtype == torch.float16 and values.dtype != torch.float16
     if narrow and values.device.type == stored.device.type == "cpu":
         lost = torch.isinf(stored) & torch.isfinite(values)

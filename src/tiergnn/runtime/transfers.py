@@ -15,11 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from tiergnn.kernels.columns import join, split
 from tiergnn.kernels.gather import FLOATS, gather
 from tiergnn.kernels.table import Places as RowPlaces
 from tiergnn.kernels.table import RowTable
 from tiergnn.memory.moves import Addend, add_all
-from tiergnn.memory.store import RowStore, convert, encode
+from tiergnn.memory.store import RowStore, check_range, convert, encode
 from tiergnn.models.moments import moments_grad
 from tiergnn.runtime.asked import Asked
 from tiergnn.runtime.brought import add_out_edges, moved, topology_bytes
@@ -97,16 +98,24 @@ class Transfers:
 
     def _copy_here(self, rows: Tensor, tiles: list[Tensor], found: Tiles) -> None:
         """Between memory of the host and what a CPU computes in."""
-        beside = found.columns is not None
-        done = found.columns.start if found.columns is not None else 0
+        if found.columns is not None:
+            columns = rows[:, found.columns]
+            if found.into:
+                join(tiles, columns)
+                return
+            split(columns, tiles)
+            beside = columns.split([tile.shape[1] for tile in tiles], 1)
+            for (name, *_), tile, some in zip(found.tiles, tiles, beside, strict=True):
+                check_range(some, tile, name)
+            return
+        done = 0
         for (name, *_), tile in zip(found.tiles, tiles, strict=True):
-            last = done + tile.shape[beside]
-            some = rows[:, done:last] if beside else rows[done:last]
+            some = rows[done : done + len(tile)]
+            done += len(tile)
             if found.into:
                 some.copy_(tile)
             else:
                 encode(some, tile, name)
-            done = last
 
     def zero(self, action: Action) -> None:
         """Gradients of parameters are not ours to clear: they add to what the caller left."""
