@@ -228,6 +228,15 @@ class SliceWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgainWork:
+    """A forward that is run again for its backward alone: what it writes less the ``unread``."""
+
+    unread: tuple[str, ...]
+    works: tuple[Term, ...] = ()
+    held: Peak = Peak()  # the most while it runs, as ``StageWork.kept_held``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
     """One stage: what it reads and writes by name, computes, and holds beyond its rows.
 
@@ -262,12 +271,15 @@ class StageWork:
     before: tuple[str, ...] = ()  # of what a columnwise stage reads: up to its operation,
     after: tuple[str, ...] = ()  # and after it
     slices: SliceWork | None = None  # of a columnwise one
+    again: AgainWork | None = None  # where that is less than its forward
 
     def __post_init__(self) -> None:
         if self.kind not in STAGES:
             raise unknown("kind of stage", self.kind, STAGES)
         if not self.writes and not self.moments_of:
             raise ConfigError(f"wanted rows that stage {self.index} writes, had none")
+        if self.again is not None and (strange := {*self.again.unread} - {*self.writes}):
+            raise unknown("rows of a stage", min(strange), self.writes)
         _check_counts(self, "index", "parameter_bytes")
 
 

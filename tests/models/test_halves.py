@@ -216,3 +216,38 @@ def test_what_is_no_sum_over_edges_has_no_sums(data):
     most, total = Run("stacked", data).stages()
     assert not most.sums
     assert total.sums
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_run_again_for_its_backward_has_its_gradients_to_the_bit(name, data):
+    """Without products that only others read, of the stage and of what comes after its sum."""
+    run = Run(name, data)
+    for stage in run.stages():
+        own = run.given(stage)
+        want, want_grads, want_parameters = whole(run, stage)
+        again, kept = run_forward(stage, run.block, KEY, own, dict(own), keep=True, again=True)
+        assert kept is not None
+        assert again.keys() == want.keys()
+        for n, row in again.items():
+            made = row.untyped_storage().nbytes() >= row.nbytes
+            assert made == (n not in stage.unread)
+            assert not made or torch.equal(row, want[n])
+        found = dict(run_backward(kept, grads_for(want)))
+        assert found.keys() == want_grads.keys()
+        assert all(torch.equal(found[n], grad) for n, grad in want_grads.items())
+        grads = run.parameter_grads()
+        assert grads.keys() == want_parameters.keys()
+        assert all(torch.equal(grads[n], grad) for n, grad in want_parameters.items())
+        assert not stage.columns or set(stage.columns[1].unread) >= set(stage.unread)
+
+
+@pytest.mark.parametrize(
+    ("name", "unread"),
+    [
+        ("gcn", [(), ("h1",), ("h2",), ()]),  # the first is a scaling, the last a softmax
+        ("sage", [(), ("h2", "h2a"), ()]),  # the first ends in relu, whose backward reads it
+        ("gat", [(), (), ()]),  # scores are made of the product
+    ],
+)
+def test_only_products_that_only_others_read_are_left_out(name, unread, data):
+    assert [stage.unread for stage in Run(name, data).program.stages] == unread

@@ -140,6 +140,14 @@ def test_what_a_stage_keeps_and_names():
     ]
     (product,) = [t for t in first.forward if t.kind == "matmul"]
     assert product.amount == Size(per_row=2 * 32 * 16)
+    assert first.again is not None
+    assert first.again.unread == first.writes
+    left = [t for t in first.forward if t.kind not in ("matmul", "fresh", "rowwise")]
+    assert [t for t in first.again.works if t.kind not in ("fresh", "rowwise")] == left
+    block = Extent(1_000, 1_000, 20_000)
+    kept = first.kept.at(block)
+    assert kept <= first.again.held.at(block) <= kept + 64  # no product beside it
+    assert last.again is None
     assert not any(p.grad is not None for p in model.parameters())
 
 

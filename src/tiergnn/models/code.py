@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from tiergnn.kernels.product import linear_rows, unread_rows
 from tiergnn.models import functional as ops
 from tiergnn.models import terms
 from tiergnn.models.operation import Operation
@@ -33,6 +34,7 @@ class Code:
     operation whose sum this code is given. ``adjoint``: the operation, a sum, gives the gradient of
     what it gathers from that of its result, which it is given instead. ``term`` is an epilogue of
     the operation whose own rows are added in the code that has the operation, not after it.
+    ``again``: the code is run for its backward alone, so that what is ``unread`` then is not made.
     """
 
     nodes: tuple[Node, ...]
@@ -43,6 +45,7 @@ class Code:
     mean_of: Node | None = None
     adjoint: bool = False
     term: Node | None = None
+    again: bool = False
 
     @property
     def gathers(self) -> dict[Node, str]:
@@ -82,6 +85,13 @@ class Code:
     def learned(self) -> bool:
         """Whether it reads parameters."""
         return any(n.op in ("get_attr", "call_module") for n in self.nodes)
+
+    @property
+    def unread(self) -> dict[str, Node]:
+        """Of what it writes the products that it reads nowhere, nor its backward."""
+        read = {n for node in self.nodes for n in self.sources(node)}
+        made = {name: node for name, node in self.writes.items() if node in self.nodes}
+        return {n: v for n, v in made.items() if v.target is linear_rows and v not in read}
 
     @property
     def by_degrees(self) -> bool:
@@ -127,6 +137,7 @@ class Code:
         def find(node: Node) -> Node:
             return made[node.target if node.op == "placeholder" and node.target in made else node]
 
+        unread = {*self.unread.values()} if self.again else set[Node]()
         if self.mean_of is not None:
             loops = _leaves_out_loops(self.mean_of)
             given = (made[self.mean_of], made["block"], loops)
@@ -160,6 +171,8 @@ class Code:
                     made[node] = graph.call_function(ops.finish_rows, (), given)
             else:
                 made[node] = graph.node_copy(node, find)
+                if node in unread:
+                    made[node].target = unread_rows
         graph.output(tuple(made[n] for n in self.writes.values()))
         code = graph.python_code("self")
         space = dict(code.globals)

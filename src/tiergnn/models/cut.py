@@ -259,6 +259,8 @@ class _Cut:
             "code": tuple(_code_text(n) for n in code.nodes if n in self.stage and not is_item(n)),
             "random": code.random,
             "function": code.function,
+            "unread": tuple(code.unread),
+            "again": replace(code, again=True).function if code.unread else None,
         }
 
     def _divided(self, stage: Stage, halves: tuple[Code, ...]) -> tuple[Stage, ...]:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from tiergnn.errors import ConfigError
-from tiergnn.models.allocations import Allocations, one_thread, recording
-from tiergnn.models.bench import KEY, Bench, BenchRows, bytes_of, own_bytes
+from tiergnn.models.allocations import one_thread
+from tiergnn.models.bench import Bench, bytes_of
 from tiergnn.models.ending import (
     Ending,
     LossWork,
@@ -30,25 +30,26 @@ from tiergnn.models.ending import (
 )
 from tiergnn.models.linearity import Law, peak_of
 from tiergnn.models.loops import without_loops
-from tiergnn.models.moments import moments_grad
-from tiergnn.models.passes import Kept, run_backward, run_forward
 from tiergnn.models.preparing import Preparing
-from tiergnn.models.sample_blocks import SampleBlock, sample_blocks
+from tiergnn.models.sample_blocks import sample_blocks
 from tiergnn.models.slicing import Slicing
 from tiergnn.models.sorting import Sorting
 from tiergnn.models.stages import Program, Stage
 from tiergnn.models.trace import trace
-from tiergnn.models.works import Done, Works, terms
+from tiergnn.models.watched import Passes
+from tiergnn.models.works import terms
 from tiergnn.workload import (
+    AgainWork,
     Extent,
     Learned,
     Peak,
     RowKind,
     Size,
     StageWork,
+    Term,
     Topology,
     Workload,
-)  # fmt: skip
+)
 
 _PAGE = 4096  # for single numbers that stay between steps: losses, scores, counts
 
@@ -80,7 +81,7 @@ def meter(
         _begin_libraries(x.device)
         sorting = Sorting(program, samples, x.device)
         preparing = Preparing(program, inputs, samples)
-        passes = [_Passes(bench, sample) for sample in samples]
+        passes = [Passes(bench, sample) for sample in samples]
         law = Law([p.sample.extent for p in passes], [p.sample.loops for p in passes])
         fits = {stage.index: _Fits(law, bench, stage, passes) for stage in program.stages}
         slicing = Slicing(bench, samples)
@@ -161,113 +162,13 @@ def _copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
-class _Passes:
-    """All passes over one block: recorded when it is new, recorded again, and by operation.
-
-    ``events[index, phase]`` is (when it was new, later): the allocations, in order.
-    ``written`` are bytes of memory that a stage's outputs took, ``kept`` those that stayed beyond.
-    """
-
-    def __init__(self, bench: Bench, sample: SampleBlock):
-        self.bench, self.sample = bench, sample
-        self.written: dict[int, int] = {}
-        self.works: dict[tuple[int, str], list[Done]] = {}
-        for p in bench.program.stages[0].root.parameters() if bench.program.stages else ():
-            p.grad = torch.zeros_like(p) if p.requires_grad else None
-        first, then = self._recorded(), self._recorded()
-        self.events = {key: (first[key], then[key]) for key in first}
-        self._run_works()
-
-    def _recorded(self) -> dict[tuple[int, str], list[int]]:
-        with recording(self.bench.device) as allocations:
-            self._run(allocations)
-        found = {}
-        for mark, events in allocations.by_mark.items():
-            if mark:
-                phase, index = mark.split()
-                found[int(index), phase] = events
-        return found
-
-    def _run(self, allocations: Allocations) -> None:
-        bench, stages = self.bench, self.bench.program.stages
-        held: dict[int, tuple[BenchRows, Kept, dict[str, Tensor]]] = {}
-        for stage in stages:
-            rows = bench.rows(stage, self.sample)
-            allocations.mark(f"forward {stage.index}")
-            result = self._forward(stage, rows, keep=False)
-            del result
-            allocations.mark("")
-            if not bench.program.training:
-                continue
-            allocations.mark(f"keep {stage.index}")
-            written, kept, moments = self._forward(stage, rows, keep=True)
-            allocations.mark("")
-            self.written[stage.index] = own_bytes(written, rows)
-            del moments
-            assert kept is not None
-            held[stage.index] = rows, kept, written
-        for stage in reversed(stages) if held else ():
-            rows, kept, written = held.pop(stage.index)
-            grads = bench.grads(stage, self.sample.extent)
-            allocations.mark(f"backward {stage.index}")
-            found = self._backward(stage, rows, kept, grads)
-            allocations.mark("")
-            del found, rows, kept, written
-
-    def _forward(
-        self, stage: Stage, rows: BenchRows, *, keep: bool
-    ) -> tuple[dict[str, Tensor], Kept | None, Tensor | None]:
-        moments = None
-        if stage.statistic is not None:
-            with torch.no_grad():
-                moments = stage.combine([stage.partial(self.sample.block, rows.own)])
-        block = self.sample.block
-        if not self.bench.program.training:
-            with torch.no_grad():
-                return stage.run(block, KEY, rows.gathered, rows.own), None, moments
-        written, kept = run_forward(stage, block, KEY, rows.gathered, rows.own, keep=keep)
-        return written, kept, moments
-
-    def _backward(
-        self, stage: Stage, rows: BenchRows, kept: Kept, grads: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        found = dict(run_backward(kept, grads))
-        if stage.statistic is not None and stage.statistic.name in found:
-            name, of = stage.statistic.name, stage.statistic.of
-            values = rows.own[name]
-            found[f"own:{of}"] = moments_grad(rows.own[of], values, found[name])
-        return found
-
-    def _run_works(self) -> None:
-        bench, stages = self.bench, self.bench.program.stages
-        held: dict[int, tuple[BenchRows, Kept]] = {}
-        with Works() as works:
-            for stage in stages:
-                rows = bench.rows(stage, self.sample)
-                works.take()
-                _, kept, _ = self._forward(stage, rows, keep=bench.program.training)
-                self.works[stage.index, "forward"] = works.take()
-                if kept is None:
-                    continue
-                held[stage.index] = rows, kept
-            for stage in reversed(stages) if held else ():
-                rows, kept = held.pop(stage.index)
-                grads = bench.grads(stage, self.sample.extent)
-                works.take()
-                self._backward(stage, rows, kept, grads)
-                self.works[stage.index, "backward"] = works.take()
-
-
 class _Fits:
     """One stage's bytes and works on all blocks, as sizes."""
 
-    def __init__(self, law: Law, bench: Bench, stage: Stage, passes: Sequence[_Passes]):
+    def __init__(self, law: Law, bench: Bench, stage: Stage, passes: Sequence[Passes]):
         self._law, self._bench, self._stage, self._passes = law, bench, stage, passes
         index, blocks = stage.index, [p.sample.extent for p in passes]
-        declared = [
-            sum(bench.row_bytes(n) * bench.count(n, extent) for n in stage.writes)
-            for extent in blocks
-        ]
+        declared = self._declared(stage.writes)
         rows = law.size(declared)
         moments = Size()
         if stage.statistic is not None:
@@ -276,6 +177,7 @@ class _Fits:
         self.lasting_forward = new[-1] - again[-1]
         self.forward_held = self._peak([new, again], rows + moments)
         self.kept, self.kept_held, self.backward_held = Size(), Peak(), Peak()
+        self.again: AgainWork | None = None
         self.lasting_backward = Size()
         if not bench.program.training:
             return
@@ -284,9 +186,22 @@ class _Fits:
         self.kept = self._not_less_than_none(again[-1] - law.size(owned) - moments, blocks)
         self.lasting_forward += new[-1] - again[-1]
         self.kept_held = self._peak([new, again], rows + moments)
+        if stage.unread:
+            made = law.size(self._declared(set(stage.writes) - set(stage.unread)))
+            held = self._peak(self._events("again"), made + moments)
+            self.again = AgainWork(unread=stage.unread, works=self._terms("again"), held=held)
         new, again = self._events("backward")
         self.lasting_backward = new[-1] - again[-1]
         self.backward_held = self._peak([new, again], law.size(self._gradients(blocks)))
+
+    def _declared(self, names: Iterable[str]) -> list[int]:
+        """Bytes of rows, by block."""
+        count, size = self._bench.count, self._bench.row_bytes
+        return [sum(size(n) * count(n, p.sample.extent) for n in names) for p in self._passes]
+
+    def _terms(self, phase: str) -> tuple[Term, ...]:
+        done = [p.works.get((self._stage.index, phase), []) for p in self._passes]
+        return terms(self._law, done)
 
     def _events(self, phase: str) -> tuple[list[Size], list[Size]]:
         """The running totals of a pass over a new block, and over one that it ran on before."""
@@ -331,10 +246,6 @@ class _Fits:
     def stage_work(self, slicing: Slicing) -> StageWork:
         bench, stage, law = self._bench, self._stage, self._law
         of = "" if stage.statistic is None else stage.statistic.of
-        passes = {
-            phase: terms(law, [p.works.get((stage.index, phase), []) for p in self._passes])
-            for phase in ("forward", "backward")
-        }
         return StageWork(
             index=stage.index,
             kind=stage.kind,
@@ -347,8 +258,8 @@ class _Fits:
             columnwise=bool(stage.columns),
             before=_own_of(stage.columns[0]) if stage.columns else (),
             after=_own_of(stage.columns[1]) if stage.columns else (),
-            forward=passes["forward"],
-            backward=passes["backward"],
+            forward=self._terms("forward"),
+            backward=self._terms("backward"),
             forward_held=self.forward_held,
             kept=self.kept,
             kept_held=self.kept_held,
@@ -359,6 +270,7 @@ class _Fits:
             divisible=stage.divisible,
             by_degrees=stage.by_degrees,
             slices=slicing.work(law, stage.index),
+            again=self.again,
         )
 
 

@@ -47,6 +47,7 @@ def run_forward(
     *,
     keep: bool,
     columns: Columns | None = None,
+    again: bool = False,
 ) -> tuple[dict[str, Tensor], Kept | None]:
     """What ``stage.run`` gives, and what its backward needs; nothing of it with keep=False.
 
@@ -65,7 +66,7 @@ def run_forward(
         gathered = starts(rows | {name: own[n] for n, name in begun.items()}, kept.found)
         own = {n: gathered[name] for n, name in begun.items()}
     with torch.enable_grad(), nullcontext() if keep else _nothing_saved():
-        written = stage.run(block, key, gathered, own, columns)
+        written = stage.run(block, key, gathered, own, columns, again=again)
     rows = {name: cut(name, row, kept if keep else None) for name, row in written.items()}
     return rows, kept if keep else None
 

@@ -77,6 +77,9 @@ class Stage:
     first of ``columns`` wrote that of what it gathered. ``columns`` (none where columns or heads
     depend on each other) are again two, of which the first may run on a slice of the columns of
     what it gathers first; own rows that a plain sum is added to are added there.
+
+    Of what it writes ``unread`` are products that its backward does not read: run ``again`` for
+    that alone, it need not make them.
     """
 
     index: int
@@ -107,6 +110,8 @@ class Stage:
     leaves_out_loops: bool = field(default=False, repr=False)
     columns: tuple[Stage, ...] = field(default=(), repr=False)
     adjoint: Stage | None = field(default=None, repr=False)
+    unread: tuple[str, ...] = ()
+    again: Callable[..., tuple[Tensor, ...]] | None = field(default=None, repr=False)
 
     def edges_of(self, block: Block) -> Block:
         """The block of the edges that the graph operation goes over, which stays with ``block``."""
@@ -124,8 +129,11 @@ class Stage:
         gathered: Mapping[str, Tensor],
         own: Mapping[str, Tensor] | None = None,
         columns: Columns | None = None,
+        *,
+        again: bool = False,
     ) -> dict[str, Tensor]:
-        """What the stage writes, name -> [P, ...], or [E, ...] for rows of edges.
+        """What the stage writes, name -> [P, ...], or [E, ...] for rows of edges. With ``again``
+        what is ``unread`` has no numbers, but backward flows through it.
 
         ``gathered`` holds rows [S, ...] of ``gathers``; ``own`` rows [P, ...] of ``reads``, rows
         [E, ...] of ``edges`` in the block's order, and ``statistics`` (None: as ``gathered``,
@@ -134,7 +142,8 @@ class Stage:
         own = gathered if own is None else own
         given = [gathered[name] for name in self.gathers]
         given += [own[name] for name in (*self.reads, *self.edges, *self.statistics)]
-        made = self.function(self.root, block, key, columns, *given)
+        function = (again and self.again) or self.function
+        made = function(self.root, block, key, columns, *given)
         return dict(zip(self.writes, made, strict=True))
 
     def partial(self, block: Block, own: Mapping[str, Tensor]) -> Tensor:

@@ -115,7 +115,8 @@ class Visits:
         self._write(action, written)
 
     def recompute(self, action: Action) -> None:
-        """A forward again, by the same key, that keeps what its backward needs."""
+        """A forward again, by the same key, that keeps what its backward needs. Products that only
+        other stages read are made where the action writes them."""
         stage = self._stage(action)
         gathered, own = self._read(action)
         graded = self._graded.get((action.stage, action.part), set())
@@ -123,7 +124,11 @@ class Visits:
         for rows in (gathered, own):
             for name in graded & rows.keys():
                 rows[name] = rows[name].detach().requires_grad_()
-        written, kept = run_forward(stage, self._block(action), self.key, gathered, own, keep=True)
+        wanted = {holds.of for _, holds in self._buffers.contents(action.writes, What.ROWS)}
+        written, kept = run_forward(
+            stage, self._block(action), self.key, gathered, own, keep=True,
+            again=wanted.isdisjoint(stage.unread),
+        )  # fmt: skip
         self._write(action, written)
         for name, holds in self._buffers.contents(action.writes):
             if holds.what is What.SAVED:

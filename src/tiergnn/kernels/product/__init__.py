@@ -30,11 +30,25 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     lower precision of float32 products was asked for (torch.set_float32_matmul_precision).
     Differentiable any number of times.
     """
-    fits = weight.dim() == 2 and x.shape[-1:] == weight.shape[1:]
-    fits = fits and (bias is None or bias.shape == weight.shape[:1])
-    if fits and _on_tensor_cores(x, weight, bias):
+    if _fits(x, weight, bias) and _on_tensor_cores(x, weight, bias):
         return _product_op(x, weight, bias)
     return functional.linear(x, weight, bias)
+
+
+def unread_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """What ``linear_rows`` gives, where its gradients are wanted and its numbers are not: for rows
+    [P, D] they are not computed, and take no memory. The gradients have the same bits."""
+    alike = all(t is None or t.dtype == x.dtype for t in (weight, bias))
+    plain = x.dim() == 2 and alike and not torch.is_autocast_enabled(x.device.type)
+    if not (plain and _fits(x, weight, bias)):
+        return linear_rows(x, weight, bias)
+    unread: Any = _Unread.apply(x, weight, bias, _on_tensor_cores(x, weight, bias))
+    return unread
+
+
+def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    fits = weight.dim() == 2 and x.shape[-1:] == weight.shape[1:]
+    return fits and (bias is None or bias.shape == weight.shape[:1])
 
 
 def _on_tensor_cores(x: Tensor, *others: Tensor | None) -> bool:
@@ -74,14 +88,16 @@ def _product_keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
 
 
-def _product_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _product_backward(
+    ctx: Any, grad: Tensor, *, fast: bool = True
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     x, weight = ctx.saved_tensors
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     of_x = of_weight = of_bias = None
-    if needs_x and torch.is_grad_enabled():  # differentiable once more
-        of_x = reference.product_grad_rows(grad, weight)
-    elif needs_x:
+    if needs_x and fast and not torch.is_grad_enabled():
         of_x = _grad_rows_op(grad, weight)
+    elif needs_x:  # differentiable once more, too
+        of_x = reference.product_grad_rows(grad, weight)
     if needs_weight:
         of_weight = reference.product_grad_weight(grad, x)
     if needs_bias:
@@ -123,3 +139,17 @@ _grad_rows_op = define(
     keep=_nothing,
     backward=_once,
 )
+
+
+class _Unread(torch.autograd.Function):
+    """A product that is there for its backward; its rows all lie in one number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, fast: bool) -> Tensor:
+        _product_keep(ctx, (x, weight, bias), x)
+        ctx.fast = fast
+        return x.new_empty(()).expand(x.shape[0], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *_product_backward(ctx, *grads, fast=ctx.fast), None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
+from tiergnn.planner.strategies.again import again_of
 from tiergnn.planner.strategies.chunks import Chunk, Chunks
 from tiergnn.planner.strategies.cuts import holding
 from tiergnn.planner.strategies.draft import Draft
@@ -57,16 +58,17 @@ class Blocks:
         extent = self.extent(stage, part)
         for name, buffer in block.inputs.items():
             self._slices.fill_rows(name, part, buffer)
-        outputs = {}
-        for name in stage.writes:
+        outputs, again = {}, again_of(draft, stage)
+        unread = again.unread if op is Op.RECOMPUTE else ()
+        for name in (n for n in stage.writes if n not in unread):
             num_bytes = draft.count(name, part) * draft.row_bytes(name)
             outputs[name] = draft.take(
                 f"{name}.p{part}", "activations", num_bytes, holds=holding(name, part)
             )
-        held, saved = stage.forward_held.at(extent), []
+        held, terms, saved = stage.forward_held.at(extent), stage.forward, []
         if op is Op.RECOMPUTE:
             kept = stage.kept.at(extent)
-            held = stage.kept_held.at(extent) - kept
+            held, terms = again.held.at(extent) - kept, again.works
             holds = Content(What.SAVED, f"s{stage.index}", part)
             saved = [draft.take(f"saved.s{stage.index}.p{part}", "saved", kept, holds=holds)]
         held = max(0, held) + self._chunks.view_bytes(stage, part)
@@ -82,7 +84,7 @@ class Blocks:
                 *self._edges(stage), *self.shared(stage),
             ],
             writes=[*outputs.values(), *saved, scratch],
-            work=draft.works(stage.forward, draft.dense(extent.rows), kinds=ROWWISE),
+            work=draft.works(terms, draft.dense(extent.rows), kinds=ROWWISE),
         )  # fmt: skip
         self._writer.release(0, scratch)
         return outputs, saved

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
+from tiergnn.planner.strategies.again import again_of
 from tiergnn.planner.strategies.draft import Draft
 from tiergnn.planner.strategies.gathering import Gathering
 from tiergnn.planner.strategies.giving import Giving
@@ -171,16 +172,18 @@ class Staged:
         extent = self._gathering.extent(part)
         for name in stage.gathers:
             self._gathering.add_hot(name, part, visit.inputs[name])
-        for name in stage.writes:
+        again = again_of(draft, stage)
+        unread = again.unread if op is Op.RECOMPUTE else ()
+        for name in (n for n in stage.writes if n not in unread):
             num_bytes = draft.count(name, part) * draft.row_bytes(name)
             holds = Content(What.ROWS, name, part)
             visit.outputs[name] = draft.take(
                 f"{name}.p{part}", "activations", num_bytes, holds=holds
             )
-        held, kept = stage.forward_held.at(extent), 0
+        held, terms, kept = stage.forward_held.at(extent), stage.forward, 0
         saved = []
         if op is Op.RECOMPUTE:
-            held, kept = stage.kept_held.at(extent), stage.kept.at(extent)
+            held, terms, kept = again.held.at(extent), again.works, stage.kept.at(extent)
             holds = Content(What.SAVED, f"s{stage.index}", part)
             saved = [draft.take(f"saved.s{stage.index}.p{part}", "saved", kept, holds=holds)]
         scratch = draft.take(f"work.s{stage.index}.p{part}", "workspace", max(0, held - kept))
@@ -192,7 +195,7 @@ class Staged:
             part=part,
             reads=[*visit.inputs.values(), *visit.topology, *self._shared(stage)],
             writes=[*visit.outputs.values(), *saved, scratch],
-            work=draft.works(stage.forward, extent),
+            work=draft.works(terms, extent),
         )
         self._writer.release(0, scratch)
         visit.extra = [*visit.extra, *saved]
