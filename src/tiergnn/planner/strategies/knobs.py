@@ -29,7 +29,7 @@ class Knobs:
     out-edges, each when passes begin to take that way. ``gradients`` "whole" adds to the rows
     of all parts at once, "buckets" writes what each part gives to each other part and adds when
     its turn comes. ``hot_frac`` of all rows stay on the device, the most read first. ``slices``
-    cut columns.
+    cut the columns of the widest tensor, and others into slices that are no wider.
 
     The caches of ``leo`` are fractions of all rows of the graph, a rank (at most what it reads of
     others). ``asynchronous`` refreshes them beside other work, ``pipeline`` reads the classes of

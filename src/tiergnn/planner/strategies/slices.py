@@ -33,6 +33,7 @@ class Slices:
     ) -> None:
         self._draft, self._writer = draft, draft.writer
         self._units, self._device_frac, self._host_frac = units, device_frac, host_frac
+        self._widest = max((draft.width(name) for name in units), default=1)
         self._cuts: dict[str, Cut] = {}
         self._leaving = Leaving(draft)
         self._missing: list[Callable[[], None]] = []
@@ -51,9 +52,12 @@ class Slices:
         return self._columns(name)[index] / max(1, self._draft.width(name))
 
     def _columns(self, name: str) -> tuple[int, ...]:
-        """Columns of each slice: whole units (columns or heads), as even as they come."""
+        """Columns of each slice: whole units (columns or heads), as even as they come. Narrow
+        tensors have fewer slices, no wider than those of the widest: all edges are read for each.
+        """
         width, units = self._draft.width(name), self._units.get(name, 1)
-        ways = max(1, min(self._draft.knobs.slices, units))
+        most = -(-self._draft.knobs.slices * width // max(1, self._widest))
+        ways = max(1, min(most, units))
         each = width // max(1, units)
         counts = [units // ways + (i < units % ways) for i in range(ways)]
         return tuple(count * each for count in counts) if units > 1 else (width,)
