@@ -64,19 +64,35 @@ STAGE = "workload.stages.1"
         (f"{STAGE}.parameter_bytes", HUGE, "64 bits"),
         (f"{STAGE}.parameter_bytes", -1, "parameter_bytes is 0 or more"),
         ("workload.stages.0.writes", [], "had none"),
-        (f"{STAGE}.reads", ["nope"], "reads or frees nope"),
-        (f"{STAGE}.frees", ["nope"], "reads or frees nope"),
+        (f"{STAGE}.reads", ["nope"], "reads of stage 2: wanted what is there then, had nope"),
+        (f"{STAGE}.frees", ["nope"], "frees of stage 2: wanted what is there then, had nope"),
+        (f"{STAGE}.frees", [], "none frees"),
+        (f"{STAGE}.frees", ["h2"], "had h2, which an earlier stage frees"),
+        (f"{STAGE}.statistics", ["x"], "statistics of stage 2"),
+        ("workload.stages.0.gathers", [], "gathers: wanted the rows that a graph operation reads"),
+        (f"{STAGE}.writes", ["h1", "h1"], "each tensor once, had h1 again"),
+        (f"{STAGE}.before", ["nope"], "before: wanted some of what stage 2 reads, had nope"),
         (f"{STAGE}.kind", "nope", "unknown kind of stage"),
-        (f"{STAGE}.index", 9, "nothing before it makes"),
+        (f"{STAGE}.index", 1, "an index of its own"),
         (f"{STAGE}.forward.0.kind", "nope", "unknown kind of work"),
         (f"{STAGE}.forward.0.launches", -1, "launches is 0 or more"),
         ("workload.rows.0.width", -1, "width is 0 or more"),
         ("workload.rows.0.name", "nope", "unknown rows"),
+        ("workload.rows.0.name", "s1", "a word of its own"),
+        ("workload.rows.0.name", "parameters", "a word of its own"),
         ("workload.rows.0.dtype", "nope", "unknown dtype"),
         ("workload.output", "nope", "unknown rows"),
         ("workload.stages", [], "an index of its own"),
         ("workload.optimizer_bytes", GONE, "a field is missing"),
-        ("layout.parts.0.rows", -1, "0 or more of everything"),
+        ("layout.parts.0.rows", -1, "rows is 0 or more"),
+        ("layout.parts.0.rows", 10**4, "wanted 200 rows in all"),
+        ("layout.parts.0.halo_of", [], "halo_of: wanted one for each of"),
+        ("layout.parts.0.local_edges", 10**6, "local_edges: wanted at most the"),
+        ("layout.parts", [], "parts: wanted 1 or more"),
+        ("shape.num_features", -1, "num_features is 0 or more"),
+        ("strategy", "nope", "unknown strategy"),
+        ("factors", {"gather": 0.0}, "factors.gather is above 0"),
+        ("knobs.slices", 2**40, "slices: wanted at most"),
         ("layout.parts.0.served", [], "ascending"),
         ("machine.device.stream_Bps", NAN, "stream_Bps"),
         ("knobs.parts", "two", "a value of type int"),
@@ -88,7 +104,7 @@ def test_a_changed_field_is_named(saved, tmp_path, place, value, told):
     with pytest.raises(ConfigError, match=told) as refused:
         Plan.load(path)
     assert str(path) in str(refused.value)
-    assert place.split(".")[0] in refused.value.culprit
+    assert place.split(".")[0] in f"{refused.value.problem} {refused.value.culprit}"
 
 
 def places(data, way=()):

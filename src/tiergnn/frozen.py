@@ -14,13 +14,21 @@ from tiergnn.errors import ConfigError, PlanError, StoreError
 from tiergnn.files import from_json, write_whole
 
 T = TypeVar("T")
-_MOST = 1e100  # of a number: products of some are finite, too
+_MOST = 1e60  # of a number: products of some are finite, too
 _MOST_WHOLE = 2**63 - 1
 _WAYS = {  # to a file of a kind that can be read
     "tiergnn-plan": "a plan made by this version: tiergnn plan --out",
     "tiergnn-workload": "a workload made by this version: tiergnn plan --save-workload",
     "tiergnn-machine": "a machine measured by this version: tiergnn machine --out",
 }
+
+
+def check_counts(value: Any, *names: str) -> None:
+    """Raises ConfigError for fields of a dataclass, numbers or tuples of them, that are below 0."""
+    for name in names:
+        found = getattr(value, name)
+        if min(found, default=0) < 0 if isinstance(found, tuple) else found < 0:
+            raise ConfigError(f"{name} is 0 or more, had {found}")
 
 
 def encode(value: Any) -> Any:
@@ -32,6 +40,19 @@ def encode(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
     return value
+
+
+def encode_as(value: Any, data: Any) -> Any:
+    """``encode`` of what ``decode`` made of ``data``, without the fields that were not in that."""
+    return _only(encode(value), data)
+
+
+def _only(encoded: Any, data: Any) -> Any:
+    if isinstance(encoded, dict):
+        return {key: _only(item, data[key]) for key, item in encoded.items() if key in data}
+    if isinstance(encoded, list):
+        return [_only(*pair) for pair in zip(encoded, data, strict=True)]
+    return encoded
 
 
 def decode(cls: type[T], data: Any, where: str = "") -> T:

@@ -10,26 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, unknown
+from tiergnn.frozen import check_counts
+from tiergnn.row_kinds import DTYPE_BYTES, INPUTS, RowKind
 
 FORMAT = "tiergnn-workload"
 VERSION = 1
-INPUTS = ("x", "edge_weight", "edge_attr")  # that a graph has
 PRODUCTS: tuple[str, ...] = ("matmul", "outer")  # kinds of work that have a dtype
 STAGES = ("rows", "graph", "statistic")  # kinds
 TERMS = ("gather", "stream", "rowwise", *PRODUCTS, "add", "total", "walk", "attend", "softmax",
          "drop", "draw", "fresh")  # fmt: skip
 PREPARED_COLUMNS = 128  # of inputs that are made before the first step: so many at a time
-
-
-def _check_counts(value: Any, *names: str) -> None:
-    """Raises ConfigError for fields of a dataclass that are below 0."""
-    for name in names:
-        if getattr(value, name) < 0:
-            raise ConfigError(f"{name} is 0 or more, had {getattr(value, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +57,6 @@ TASKS = {
     "attention": Cut(units=2048, most=256, rest=True),
     "attention_t": Cut(units=2048, most=256, rest=True, transposed=True),
 }
-
-
-# The tasks of a GPU's kernels (``kernels.tasks``).
-DENSE_DEGREE = 128  # the mean in-degree from which on tasks are large
-MOST, MOST_DENSE = 256, 1024  # edges of a task
-MOST_MERGED = 128  # parts that one task merges
-CUT_BYTES = 1 / 8  # an edge, at most, of the tasks and parts of rows that are cut
-PACKED_BYTES = 64  # at whose multiples arrays start that lie in one piece of memory
-_INT32 = 2**31
-
-
-def packed_bytes(num_rows: int, num_edges: int) -> int:
-    """The room of the tasks that a GPU's kernels cut such a block into, whatever the degrees.
-
-    A whole row is one task; long ones are cut, so that there is one more for every ``MOST`` edges
-    at most. That is at most ``CUT_BYTES`` an edge beyond what they take.
-    """
-    return _packed_bytes(num_rows, num_edges, MOST, 4 if num_rows < _INT32 else 8)
-
-
-def _packed_bytes(num_rows: int, num_edges: int, most: int, row_bytes: int) -> int:
-    cut = min(num_rows, num_edges // (most + 1))  # rows that have more than one task
-    more = num_edges // most if cut else 0
-    tasks, parts = num_rows + more, cut + more
-    start_bytes = 4 if num_edges < _INT32 else 8
-    arrays = tasks * row_bytes, tasks * start_bytes, 4 * tasks, 4 * parts
-    held = sum(-(-array // PACKED_BYTES) * PACKED_BYTES for array in arrays)
-    return held + (_packed_bytes(cut, parts, MOST_MERGED, row_bytes) if cut else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,35 +141,7 @@ class Term:
     def __post_init__(self) -> None:
         if self.kind not in TERMS:
             raise unknown("kind of work", self.kind, TERMS)
-        _check_counts(self, "grain", "launches")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowKind:
-    """A tensor with one row a node (or an edge): what a schedule moves and stores."""
-
-    name: str
-    width: int  # elements of a row
-    dtype: str
-    of: str = "nodes"  # or edges
-    grad: bool = True  # whether backward makes a gradient of it
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPE_BYTES:
-            raise unknown("dtype", self.dtype, DTYPE_BYTES)
-        if self.of not in ("nodes", "edges"):
-            raise unknown("kind of rows", self.of, ("nodes", "edges"))
-        _check_counts(self, "width")
-
-    @property
-    def row_bytes(self) -> int:
-        return self.width * DTYPE_BYTES[self.dtype]
-
-
-DTYPE_BYTES = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
+        check_counts(self, "grain", "launches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,11 +213,29 @@ class StageWork:
     def __post_init__(self) -> None:
         if self.kind not in STAGES:
             raise unknown("kind of stage", self.kind, STAGES)
+        check_counts(self, "index", "parameter_bytes")
         if not self.writes and not self.moments_of:
-            raise ConfigError(f"wanted rows that stage {self.index} writes, had none")
+            raise ConfigError(f"writes: wanted rows that stage {self.index} writes, had none")
         if self.again is not None and (strange := {*self.again.unread} - {*self.writes}):
-            raise unknown("rows of a stage", min(strange), self.writes)
-        _check_counts(self, "index", "parameter_bytes")
+            raise unknown("rows of a stage (again.unread)", min(strange), self.writes)
+        graph = self.kind == "graph"
+        if graph != bool(self.gathers):
+            wanted = "the rows that a graph operation reads" if graph else "none but of kind graph"
+            found = ", ".join(self.gathers) or "none"
+            raise ConfigError(f"gathers: wanted {wanted}, had {found} of stage {self.index}")
+        if (self.columnwise or self.divisible) and not graph:
+            name = "columnwise" if self.columnwise else "divisible"
+            raise ConfigError(f"{name}: wanted false but of kind graph, had true")
+        if self.divisible and len(self.gathers) > 1:
+            raise ConfigError(
+                f"divisible: wanted a stage that gathers one tensor, had {', '.join(self.gathers)}"
+            )
+        for name in ("before", "after"):
+            if strangers := set(getattr(self, name)).difference(self.reads):
+                raise ConfigError(
+                    f"{name}: wanted some of what stage {self.index} reads, had {min(strangers)}",
+                    hint=", ".join(self.reads) or None,
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +267,7 @@ class Learned:
     optimizer_bytes: int = 0
 
     def __post_init__(self) -> None:
-        _check_counts(self, "step_held", "optimizer_bytes")
+        check_counts(self, "step_held", "optimizer_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +299,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         """Raises ConfigError where names or order contradict each other."""
-        _check_counts(
+        check_counts(
             self, "step_held", "parameter_bytes", "optimizer_bytes", "buffer_bytes", "label_bytes"
         )
         if self.dtype not in DTYPE_BYTES:
@@ -353,28 +308,60 @@ class Workload:
         for each in (names, self.inputs):
             if len(set(each)) < len(each):
                 raise ConfigError(f"wanted rows of different names, had {', '.join(each)}")
-        there = {*self.inputs}
-        for stage in self.stages:
-            moments = {f"s{stage.index}"} if stage.moments_of else set()
-            used = {*stage.gathers, *stage.reads, *stage.statistics, *stage.saves} - {*stage.writes}
-            used |= {stage.moments_of} - {""}
-            made = {*stage.writes} | moments
-            if missing := (used - moments | {*stage.frees} - made) - there:
-                raise ConfigError(
-                    f"stage {stage.index} reads or frees {min(missing)}, which nothing before it "
-                    "makes",
-                    hint=", ".join(sorted(there)),
-                )
-            there |= made
         indices = [stage.index for stage in self.stages]
         if not indices or len(indices) > len(set(indices)):
-            raise ConfigError(f"wanted stages, each with an index of its own, had {indices}")
-        moments = {f"s{stage.index}" for stage in self.stages}
-        for what in (*there - moments, self.output):
-            if what not in names:
-                raise unknown("rows", what, names)
-        if self.output not in there:
-            raise unknown("output", self.output, there)
+            raise ConfigError(
+                f"stages: wanted some, each with an index of its own, had {indices or 'none'}"
+            )
+        made = [name for stage in self.stages for name in stage.writes]
+        for field, used in (("inputs", self.inputs), ("writes", made), ("output", [self.output])):
+            for what in used:
+                if what not in names:
+                    raise unknown(f"rows ({field})", what, names)
+        if self.output not in made:
+            raise unknown("output", self.output, made)
+        self._check_stages()
+
+    def _check_stages(self) -> None:
+        """Each finds the rows and moments that it names; all are made and freed once."""
+        rows, moments, gone = {*self.inputs}, set[str](), set[str]()
+        of_nodes = {kind.name for kind in self.rows if kind.of == "nodes"}
+        for stage in self.stages:
+            own = {f"s{stage.index}"} if stage.moments_of else set[str]()
+            taken_of = (stage.moments_of,) if stage.moments_of else ()
+            left = rows | {*stage.writes} | moments | own
+            for field, used, known in (
+                ("gathers", stage.gathers, rows & of_nodes),
+                ("reads", stage.reads, rows),
+                ("moments_of", taken_of, rows & of_nodes),
+                ("statistics", stage.statistics, moments | own),
+                ("saves", stage.saves, left),
+                ("frees", stage.frees, left - {self.output}),
+            ):
+                for name in used:
+                    if name not in known:
+                        raise ConfigError(
+                            f"{field} of stage {stage.index}: wanted what is there then"
+                            f"{' of nodes' if name in left else ''}, had {name}"
+                            f"{', which an earlier stage frees' if name in gone else ''}",
+                            hint=", ".join(sorted(known)) or None,
+                        )
+            for field, named, before in (
+                ("writes", stage.writes, rows | gone),
+                ("frees", stage.frees, set[str]()),
+            ):
+                if twice := [n for i, n in enumerate(named) if n in before or n in named[:i]]:
+                    raise ConfigError(
+                        f"{field} of stage {stage.index}: wanted each tensor once, had "
+                        f"{twice[0]} again"
+                    )
+            freed = {*stage.frees}
+            rows, moments = (rows | {*stage.writes}) - freed, (moments | own) - freed
+            gone |= freed
+        if kept := sorted((rows | moments) - {*self.inputs, self.output}):
+            raise ConfigError(
+                f"frees: wanted all that stages make but the output, none frees {kept[0]}"
+            )
 
     @property
     def prepared(self) -> tuple[str, ...]:

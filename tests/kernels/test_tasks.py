@@ -21,7 +21,7 @@ from tiergnn.kernels.tasks import (
     packed,
     placed,
 )
-from tiergnn.workload import packed_bytes
+from tiergnn.packed import packed_bytes
 
 DEGREES = st.lists(
     st.one_of(st.integers(0, 5), st.integers(0, 3 * MOST), st.just(200 * MOST)), max_size=30

@@ -17,6 +17,7 @@ import torch
 from tiergnn.graph.csr import from_edges
 from tiergnn.kernels import tasks
 from tiergnn.kernels.block import Block
+from tiergnn.packed import packed_bytes
 from tiergnn.runtime.brought import (
     add_out_edges,
     less_loops,
@@ -25,7 +26,6 @@ from tiergnn.runtime.brought import (
     sort_edges,
     topology_bytes,
 )
-from tiergnn.workload import packed_bytes
 
 META = torch.device("meta")  # another device than the CPU, on every machine
 

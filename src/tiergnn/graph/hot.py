@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tiergnn.errors import ConfigError
+from tiergnn.frozen import check_counts
 from tiergnn.graph.random_parts import readers
 
 if TYPE_CHECKING:
@@ -25,6 +27,19 @@ class HotRows:
     frac: float
     owned: tuple[int, ...]
     read: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        check_counts(self, "owned")
+        for part, read in enumerate(self.read):
+            if len(read) != len(self.owned):
+                raise ConfigError(
+                    f"read[{part}]: wanted one for each of {len(self.owned)} parts, had {len(read)}"
+                )
+            for count, most in zip(read, self.owned, strict=True):
+                if not 0 <= count <= most:
+                    raise ConfigError(
+                        f"read[{part}]: wanted 0 to what each part owns, {self.owned}, had {read}"
+                    )
 
     @property
     def count(self) -> int:

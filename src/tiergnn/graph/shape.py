@@ -18,6 +18,7 @@ import numpy as np
 
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, GraphError, unknown
+from tiergnn.frozen import check_counts
 from tiergnn.graph.halo_counts import count_parts, degrees_of
 from tiergnn.graph.hot import HotRows, expected_hot, hot_rows
 from tiergnn.graph.random_parts import halo_curve
@@ -118,6 +119,10 @@ class GraphShape:
     self_loops: int = 0
 
     def __post_init__(self) -> None:
+        check_counts(
+            self, "num_nodes", "num_edges", "num_features", "num_classes", "edge_features",
+            "self_loops",
+        )  # fmt: skip
         for which in ("in_degrees", "out_degrees"):
             degrees: Histogram = getattr(self, which)
             for what, found in (("nodes", degrees.num_nodes), ("edges", degrees.num_edges)):
@@ -167,9 +172,11 @@ class PartShape:
     loops: int = 0
 
     def __post_init__(self) -> None:
-        counts = (self.rows, self.edges, self.local_edges, self.labelled, self.loops, *self.halo_of)
-        if min(counts) < 0:
-            raise ConfigError(f"a part has 0 or more of everything, had {counts}")
+        check_counts(self, "rows", "edges", "local_edges", "labelled", "loops", "halo_of")
+        for few, many in (("local_edges", "edges"), ("loops", "edges"), ("labelled", "rows")):
+            most, found = getattr(self, many), getattr(self, few)
+            if found > most:
+                raise ConfigError(f"{few}: wanted at most the {most} {many} of a part, had {found}")
         rising = pairwise(((0, 0), *self.served))
         if not self.served or any(a[0] > b[0] or a[1] > b[1] for a, b in rising):
             raise ConfigError(f"served wants ascending (rows, edges), had {self.served[:4]} ...")
@@ -183,9 +190,10 @@ class PartShape:
         return self.rows + self.halo
 
     def edges_served(self, rows: float) -> float:
-        """Edges that the ``rows`` hottest rows of the halo serve."""
+        """Edges that the ``rows`` hottest rows of the halo serve, at most those from other parts:
+        where these are expected, they are fewer than the curve's by rounding."""
         at, edges = np.array(self.served, np.float64).T
-        return float(np.interp(rows, at, edges))
+        return min(float(np.interp(rows, at, edges)), float(self.edges - self.local_edges))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +210,36 @@ class Layout:
     exact: bool
     leaving: tuple[PartShape, ...] | None = None
     hot: HotRows | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError where parts, or what is told of them, are of different numbers."""
+        if not self.parts:
+            raise ConfigError("parts: wanted 1 or more, had none")
+        leaving = self.parts if self.leaving is None else self.leaving
+        kinds = {"parts": self.parts, "leaving": leaving}
+        each = {"leaving": leaving} | {
+            f"{kind}[{p}].halo_of": part.halo_of
+            for kind, parts in kinds.items()
+            for p, part in enumerate(parts)
+        }
+        if self.hot is not None:
+            each |= {"hot.owned": self.hot.owned, "hot.read": self.hot.read}
+        for what, found in each.items():
+            if len(found) != len(self.parts):
+                raise ConfigError(
+                    f"{what}: wanted one for each of {len(self.parts)} parts, had {len(found)}"
+                )
+        for kind, parts in kinds.items():
+            for p, part in enumerate(parts):
+                if part.halo_of[p]:
+                    raise ConfigError(
+                        f"{kind}[{p}].halo_of: wanted no rows of its own, had {part.halo_of[p]}"
+                    )
+                if part.rows != self.parts[p].rows:
+                    raise ConfigError(
+                        f"{kind}[{p}].rows: wanted {self.parts[p].rows} as in parts, had "
+                        f"{part.rows}"
+                    )
 
     @property
     def num_parts(self) -> int:

@@ -20,6 +20,7 @@ from tiergnn.units import format_bytes
 FORMAT = "tiergnn-machine"
 VERSION = 1
 TIERS = ("device", "host", "disk")
+LEAST = 1e-60  # of what is above 0: products of some are, too
 AROUND = 8  # operations of a step between one that writes a tensor and one that reads it
 
 
@@ -34,7 +35,7 @@ class Curve:
 
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.points]
-        positive = all(math.isfinite(v) and v > 0 for point in self.points for v in point)
+        positive = all(LEAST <= v <= 1 / LEAST for point in self.points for v in point)
         if not sizes or not positive or any(a >= b for a, b in pairwise(sizes)):
             raise ConfigError(
                 f"a curve needs positive (size, rate) points by ascending size, had {self.points}"
@@ -79,7 +80,7 @@ class Tier:
 def _check_positive(culprit: str, *, zero: bool = False, **values: float) -> None:
     """Raise ConfigError unless all are finite and above 0 (with ``zero``: or 0)."""
     for name, value in values.items():
-        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        if not (0 if zero else LEAST) <= value <= 1 / LEAST:
             raise ConfigError(
                 f"{name} is {'0 or more' if zero else 'above 0'}, had {value}", culprit=culprit
             )

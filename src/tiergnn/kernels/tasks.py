@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiergnn.workload import DENSE_DEGREE, MOST, MOST_DENSE, MOST_MERGED, PACKED_BYTES, packed_bytes
+from tiergnn.packed import DENSE_DEGREE, MOST, MOST_DENSE, MOST_MERGED, PACKED_BYTES, packed_bytes
 
 _SHARES = 1024  # of a row that parts are ordered by
 _INT32 = 2**31
@@ -193,7 +193,7 @@ def launches(tasks: Tasks, shape_of: Callable[[int], Shape]) -> list[tuple[Span,
 
 
 def packed(tasks: Tasks, num_rows: int, num_edges: int) -> Tasks:
-    """The same in one piece of memory, to be copied in one go: ``workload.packed_bytes`` of it,
+    """The same in one piece of memory, to be copied in one go: ``packed.packed_bytes`` of it,
     which the degrees do not change."""
     memory = tasks.row.new_zeros(packed_bytes(num_rows, num_edges), dtype=torch.uint8)
     there = placed(tasks, memory)

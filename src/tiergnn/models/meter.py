@@ -38,12 +38,12 @@ from tiergnn.models.stages import Program, Stage
 from tiergnn.models.trace import trace
 from tiergnn.models.watched import Passes
 from tiergnn.models.works import terms
+from tiergnn.row_kinds import RowKind
 from tiergnn.workload import (
     AgainWork,
     Extent,
     Learned,
     Peak,
-    RowKind,
     Size,
     StageWork,
     Term,

@@ -12,7 +12,8 @@ from tiergnn.models.allocations import recording
 from tiergnn.models.linearity import Law, peak_of
 from tiergnn.models.sample_blocks import SampleBlock
 from tiergnn.models.stages import Program
-from tiergnn.workload import CUT_BYTES, Peak, Size
+from tiergnn.packed import CUT_BYTES
+from tiergnn.workload import Peak, Size
 
 
 class Sorting:

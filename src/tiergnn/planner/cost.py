@@ -8,7 +8,6 @@ factor of the class, 1 until ``fit`` (planner/fit.py) learns a better one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, unknown
-from tiergnn.hardware.machine import AROUND, LINKS, Device, Link, Machine, hit_frac
+from tiergnn.hardware.machine import AROUND, LEAST, LINKS, Device, Link, Machine, hit_frac
 from tiergnn.schedule.actions import Action, Done, Lane, Op, Work
 from tiergnn.schedule.schedule import Schedule
 from tiergnn.workload import PRODUCTS
@@ -69,8 +68,8 @@ class Costs:
         for name, factor in self.factors.items():
             if name not in CLASSES:
                 raise unknown("class of work", name, CLASSES)
-            if not (math.isfinite(factor) and factor > 0):
-                raise ConfigError(f"a factor is above 0, had {factor}", culprit=name)
+            if not LEAST <= factor <= 1 / LEAST:
+                raise ConfigError(f"factors.{name} is above 0, had {factor}")
         ordered = {name: self.factors[name] for name in CLASSES if name in self.factors}
         object.__setattr__(self, "factors", ordered)
 

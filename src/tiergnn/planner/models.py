@@ -14,16 +14,8 @@ from itertools import pairwise
 
 from tiergnn.errors import ConfigError, unknown
 from tiergnn.planner.model_slices import slice_work
-from tiergnn.workload import (
-    DTYPE_BYTES,
-    Peak,
-    RowKind,
-    Size,
-    StageWork,
-    Term,
-    Topology,
-    Workload,
-)
+from tiergnn.row_kinds import DTYPE_BYTES, RowKind
+from tiergnn.workload import Peak, Size, StageWork, Term, Topology, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +361,9 @@ def classic(
     """
     if model not in CLASSIC:
         raise unknown("model", model, CLASSIC)
+    for name, given in (("hidden", hidden), ("layers", layers), ("heads", heads)):
+        if type(given) is not int:
+            raise ConfigError(f"{name} must be a whole number, had {given!r}")
     if not 1 <= layers <= _DEEPEST:
         raise ConfigError(f"layers are 1 to {_DEEPEST}, had {layers}")
     widths = [num_features, *[hidden] * (layers - 1), num_classes]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tiergnn import frozen
-from tiergnn.errors import PlanError, unknown
+from tiergnn.errors import ConfigError, PlanError, unknown
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import TIERS, Machine
 from tiergnn.hardware.presets import resolve
@@ -58,11 +58,21 @@ class Plan:
     notes: tuple[str, ...] = ()
     scratch: str = ""
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError where what it was decided for contradicts itself."""
+        if self.strategy not in STRATEGIES:
+            raise unknown("strategy", self.strategy, STRATEGIES)
+        _ = self.costs
+        for name, wanted in (("rows", self.shape.num_nodes), ("edges", self.shape.num_edges)):
+            found = sum(getattr(part, name) for part in self.layout.parts)
+            if found != wanted:
+                raise ConfigError(
+                    f"layout.parts: wanted {wanted} {name} in all, as the shape has, had {found}"
+                )
+
     @cached_property
     def schedule(self) -> Schedule:
         """One training step, proven. Raises PlanError where it does not fit the machine."""
-        if self.strategy not in STRATEGIES:
-            raise unknown("strategy", self.strategy, STRATEGIES)
         if self.fitting is None:
             write = STRATEGIES[self.strategy]
             made = write(self.workload, self.shape, self.layout, self.machine, self.knobs)

@@ -11,7 +11,8 @@ from tiergnn.graph.csr import Graph
 from tiergnn.graph.shape import GraphShape, Histogram
 from tiergnn.models.stages import Program, Stage
 from tiergnn.models.stages import Rows as ProgramRows
-from tiergnn.workload import Peak, RowKind, Size, StageWork, Workload
+from tiergnn.row_kinds import RowKind
+from tiergnn.workload import Peak, Size, StageWork, Workload
 
 
 def outline(program: Program, *, dtype: torch.dtype, learned: bool) -> Workload:

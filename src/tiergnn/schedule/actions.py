@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from tiergnn.errors import PlanError
 from tiergnn.schedule.contents import Content
+from tiergnn.units import format_bytes
 
 
 class Lane(StrEnum):
@@ -75,6 +76,8 @@ WORKS = (
     "gather", "walk", "attend", "drop", "softmax", "add", "move", "matmul", "outer", "stream",
     "rowwise", "total", "draw", "fresh",
 )  # fmt: skip
+_MOST_BYTES = 2**50  # of a buffer: 64 bits hold sums of thousands
+_MOST = 2**62  # of a work's numbers: products of them are finite
 _MARKS = ("given", "lasting", "own")
 _LISTS = ("tag", "reads", "writes", "after", "work")
 _NUMBERS = {"s": "stage", "p": "part", "c": "slice"}
@@ -131,8 +134,11 @@ class Buffer:
             raise PlanError(
                 f"unknown kind {self.kind!r} of buffer {self.name}", hint=", ".join(KINDS)
             )
-        if self.num_bytes < 0:
-            raise PlanError(f"wanted a buffer {self.name} of 0 bytes or more, had {self.num_bytes}")
+        if not 0 <= self.num_bytes <= _MOST_BYTES:
+            raise PlanError(
+                f"wanted a buffer {self.name} of 0 bytes to {format_bytes(_MOST_BYTES)}, had "
+                f"{self.num_bytes:.4g}"
+            )
 
     def __str__(self) -> str:
         marks = "".join(f" {mark}" for mark in _MARKS if getattr(self, mark))
@@ -211,8 +217,9 @@ class Work:
             raise PlanError(f"unknown kind of work {self.kind!r}", hint=", ".join(WORKS))
         if not self.place.isidentifier():
             raise PlanError(f"not a place of work: {self.place!r}")
-        if min(self.amount, self.grain, self.span, self.launches) < 0:
-            raise PlanError(f"wanted work of 0 or more, had {self}")
+        numbers = (self.amount, self.grain, self.span, self.launches)
+        if min(numbers) < 0 or max(numbers) > _MOST:
+            raise PlanError(f"wanted work of 0 to {_MOST:.4g}, had {self.kind} of {numbers}")
         if not (math.isfinite(self.evenness) and self.evenness >= 0):
             raise PlanError(f"wanted an evenness of 0 or more, had {self.evenness}")
 

@@ -29,8 +29,9 @@ def _late_moments() -> Workload:
     place = next(i for i, stage in enumerate(stages) if stage.moments_of)
     reader = stages[place]
     alone = replace(
-        reader, writes=(), saves=(), forward=(), backward=(), kept=Size(), kept_held=Peak(),
-        forward_held=Peak(), backward_held=Peak(), parameter_bytes=0, statistics=(),
+        reader, writes=(), saves=(), frees=(), forward=(), backward=(), kept=Size(),
+        kept_held=Peak(), forward_held=Peak(), backward_held=Peak(), parameter_bytes=0,
+        statistics=(),
     )  # fmt: skip
     last = max(stage.index for stage in stages) + 1
     reader = replace(reader, index=last, kind="rows", moments_of="")

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 
 from tests.planner.strategies.cases import WORKLOADS, Case, cases, graph_case, machine
 from tiergnn.errors import PlanError
+from tiergnn.packed import packed_bytes
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.known import STRATEGIES
 from tiergnn.schedule.actions import Lane, Op
 from tiergnn.schedule.schedule import Schedule
-from tiergnn.workload import StageWork, Workload, packed_bytes
+from tiergnn.workload import StageWork, Workload
 
 MODELS = ("gat", "gcn", "gin", "sage")
 
@@ -227,7 +228,7 @@ def lean(workload: Workload, case: Case, slices: int) -> Schedule:
 
 def test_sums_with_nothing_of_their_own_move_exactly_two_d():
     gcn = WORKLOADS["gcn"]
-    workload = replace(gcn, stages=tuple(replace(s, reads=(), after=()) for s in gcn.stages))
+    workload = replace(gcn, stages=tuple(replace(s, reads=(), before=()) for s in gcn.stages))
     workload = replace(workload, stages=workload.stages[1:], inputs=("h0",))
     rows = tuple(replace(r, grad=r.grad and r.name != "h0") for r in workload.rows)
     workload = replace(workload, rows=rows)

@@ -17,11 +17,12 @@ from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.planner.strategies.works import Works
+from tiergnn.row_kinds import DTYPE_BYTES, INPUTS
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.contents import Content, What
 from tiergnn.schedule.schedule import Schedule, Writer
 from tiergnn.schedule.sizing import Sized, Sizer
-from tiergnn.workload import DTYPE_BYTES, INPUTS, Extent, StageWork, Workload
+from tiergnn.workload import Extent, StageWork, Workload
 
 
 class Draft:
@@ -49,11 +50,7 @@ class Draft:
         self.strategy, self.workload, self.shape = strategy, workload, shape
         self.layout, self.machine, self.knobs = layout, machine, knobs
         uses = frozenset(uses)
-        strangers = sorted(set(knobs.changed) - uses)
-        if strangers:
-            raise ConfigError(
-                f"{strategy} has no knob {strangers[0]}", hint="one of " + ", ".join(sorted(uses))
-            )
+        knobs.check(strategy, uses)
         wanted = knobs.ranks if "ranks" in uses else knobs.parts
         if layout.num_parts != wanted:
             raise ConfigError(
@@ -135,7 +132,8 @@ class Draft:
         return self._rows[name].of == "edges"
 
     def has_grad(self, name: str) -> bool:
-        return self._rows[name].grad
+        """Whether backward makes one; the loss gives that of the output."""
+        return self._rows[name].grad or name == self.workload.output
 
     def backward_held(self, stage: StageWork, extent: Extent) -> int:
         """The most that a stage's backward holds beside buffers. Metered passes let go of a

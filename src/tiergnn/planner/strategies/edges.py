@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tiergnn.packed import packed_bytes
 from tiergnn.planner.strategies.draft import Draft
-from tiergnn.workload import Extent, packed_bytes
+from tiergnn.workload import Extent
 
 
 def csr_bytes(draft: Draft, extent: Extent) -> int:

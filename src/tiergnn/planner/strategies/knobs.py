@@ -5,10 +5,12 @@ A strategy reads the knobs that concern it (its ``USES``) and refuses any other 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from tiergnn.errors import ConfigError, unknown
 
+_MOST = 2**16  # of parts, ranks, slices, pieces
 _STORAGE = ("float64", "float32", "float16", "bfloat16")
 _CHOICES = {
     "tier": ("host", "disk"),
@@ -66,6 +68,9 @@ class Knobs:
                 raise ConfigError(f"{name} needs at least 1, had {getattr(self, name)}")
         if self.pieces < 0:
             raise ConfigError(f"pieces are 0 or more, had {self.pieces}")
+        for name in ("parts", "ranks", "slices", "pieces"):
+            if getattr(self, name) > _MOST:
+                raise ConfigError(f"{name}: wanted at most {_MOST}, had {getattr(self, name)}")
         for name in ("hot_frac", "device_cache_frac", "host_cache_frac"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} is a fraction from 0 to 1, had {getattr(self, name)}")
@@ -76,6 +81,13 @@ class Knobs:
             raise unknown("storage", self.storage, _STORAGE)
         if any(stage < 0 for stage in self.recompute):
             raise ConfigError(f"stages are counted from 0, had {self.recompute}")
+
+    def check(self, strategy: str, uses: Iterable[str]) -> None:
+        """Raises ConfigError for a knob that is set and that a strategy does not read."""
+        if strangers := sorted(set(self.changed).difference(uses)):
+            raise ConfigError(
+                f"{strategy} has no knob {strangers[0]}", hint="one of " + ", ".join(sorted(uses))
+            )
 
     @property
     def changed(self) -> tuple[str, ...]:

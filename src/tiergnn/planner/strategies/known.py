@@ -73,7 +73,7 @@ RANKED: dict[str, Write] = {
 
 # name -> the knobs that it reads; it refuses any other that is set.
 KNOBS: dict[str, tuple[str, ...]] = {
-    "resident": ("recompute",),
+    "resident": resident.USES,
     "hongtu": hongtu.USES,
     "grinnder": grinnder.USES,
     "sliced": sliced.USES,

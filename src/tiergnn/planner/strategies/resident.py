@@ -17,17 +17,20 @@ from tiergnn.errors import ConfigError
 from tiergnn.graph.shape import GraphShape, Layout
 from tiergnn.hardware.machine import Machine
 from tiergnn.planner.strategies.knobs import Knobs
+from tiergnn.row_kinds import DTYPE_BYTES
 from tiergnn.schedule.actions import Lane, Op, Work
 from tiergnn.schedule.schedule import Schedule, Writer
-from tiergnn.workload import DTYPE_BYTES, PRODUCTS, Extent, StageWork, Term, Workload
+from tiergnn.workload import PRODUCTS, Extent, StageWork, Term, Workload
 
 NAME = "resident"
+USES = ("recompute",)
 
 
 def write(
     workload: Workload, shape: GraphShape, layout: Layout | None, machine: Machine, knobs: Knobs
 ) -> Schedule:
-    """One training step; reads of the knobs ``recompute``. Layout and machine change nothing."""
+    """One training step; layout and machine change nothing. Raises ConfigError for other knobs."""
+    knobs.check(NAME, USES)
     return training(workload, shape, recompute=knobs.recompute)
 
 

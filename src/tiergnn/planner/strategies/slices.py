@@ -88,7 +88,7 @@ class Slices:
         size = draft.row_bytes(cut.of)
         if tier != "device":
             size = draft.stored_bytes(cut.of, made=name != cut.of)
-        num_bytes = round(rows * cut.columns[index] * size / draft.width(cut.of))
+        num_bytes = round(rows * cut.columns[index] * size / max(1, draft.width(cut.of)))
         block = "" if part < 0 else f".p{part}"
         where = "" if tier == "device" else f"@{tier}"
         return f"{name}.c{index}{block}{where}", num_bytes, holding(name, part, cut.at(index))
@@ -282,7 +282,7 @@ class Slices:
         columns, size = sum(cut.columns[i] for i in slices), draft.row_bytes(cut.of)
         if slices and cut.tiers[slices[0]] != "device":
             size = draft.stored_bytes(cut.of, made=name != cut.of)
-        return round(draft.count(cut.of, part) * columns * size / draft.width(cut.of))
+        return round(draft.count(cut.of, part) * columns * size / max(1, draft.width(cut.of)))
 
     # Ways
 
