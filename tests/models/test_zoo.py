@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -173,9 +174,46 @@ def test_unknown_names():
     for option, value in {"norm": "instance", "jk": "lstm", "act": "gelu"}.items():
         with pytest.raises(ConfigError, match=f"unknown {option} '{value}'"):
             zoo.build("gat", 5, 3, **{option: value})
-    with pytest.raises(ConfigError, match="num_layers needs 1 or more"):
-        zoo.build("sage", 5, 3, num_layers=0)
-    with pytest.raises(ConfigError, match=r"dropout must be a number in 0\.\.1, had 1\.5"):
-        zoo.build("gcn", 5, 3, dropout=1.5)
     with pytest.raises(ConfigError, match="unknown aggr"):
         zoo.build("sage", 5, 3, aggr="median")
+
+
+WRONG = (-2, 0, 1.5, 513, float("nan"), "a", True, None, [], np.zeros(2))
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_options_out_of_their_domains(name):
+    """Each says the option, what was wanted and what was found; all others make a model."""
+    for option in zoo.options_of(name):
+        refused = {}
+        for value in WRONG:
+            try:
+                zoo.build(name, 5, 3, **{option: value})
+            except ConfigError as error:
+                refused[repr(value)] = error, str(value)
+        assert len(refused) >= 6, (option, refused)
+        for shown, (error, plain) in refused.items():
+            assert option in error.problem
+            assert shown in error.problem or f"'{plain}'" in error.problem
+            assert "must be" in error.problem or "one of" in (error.hint or "")
+
+
+def test_numbers_of_models():
+    for options, told in (
+        ({"num_layers": 0}, r"num_layers must be a whole number in 1\.\.512, had 0"),
+        ({"num_layers": 1.5}, r"num_layers must be a whole number in 1\.\.512, had 1\.5"),
+        ({"num_layers": 513}, r"had 513\n  try: a module of your own may be deeper"),
+        ({"hidden_channels": True}, "hidden_channels must be a whole number from 1, had True"),
+        ({"dropout": 1.5}, r"dropout must be a number in 0\.\.1, had 1\.5"),
+        ({"input_dropout": "no"}, r"input_dropout must be a number in 0\.\.1, had 'no'"),
+        ({"residual": 1}, "residual must be True or False, had 1"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            zoo.build("gcn", 5, 3, **options)
+        with pytest.raises(ConfigError, match=told):
+            zoo.GCN(5, 3, **options)
+    for widths in ((-2, 3), ("5", 3), (5, None), (5, -1)):
+        with pytest.raises(ConfigError, match="_channels must be a whole number"):
+            zoo.build("sage", *widths)
+    heads = zoo.build("gat", np.int64(5), 3, heads=np.int32(2), dropout=np.float32(0.5))
+    assert heads.convs[0].heads == 2

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tiergnn.errors import ConfigError, unknown
 from tiergnn.models.linear import Linear
 
 ACTIVATIONS = {"relu": F.relu, "elu": F.elu, "leaky_relu": F.leaky_relu, "tanh": torch.tanh}
@@ -39,9 +38,6 @@ class Stack(nn.Module):
         jk: str,
     ) -> None:
         super().__init__()
-        for kind, name, known in (("act", act, ACTIVATIONS), ("norm", norm, NORMS)):
-            if name not in known:
-                raise unknown(kind, name, known)
         self.dropout = dropout
         self.input_dropout = dropout if input_dropout is None else input_dropout
         self.act = ACTIVATIONS[act]
@@ -106,10 +102,6 @@ def layer_widths(
     in_channels: int, hidden_channels: int, out_channels: int, num_layers: int, jk: str
 ) -> list[int]:
     """The width before the first layer and after each."""
-    if num_layers < 1:
-        raise ConfigError(f"num_layers needs 1 or more, has {num_layers}")
-    if jk not in JUMPS:
-        raise unknown("jk", jk, JUMPS)
     if jk == "none":
         return [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
     return [in_channels, *[hidden_channels] * num_layers]

@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tiergnn.errors import ConfigError, unknown
+from tiergnn.errors import unknown
 from tiergnn.models import layers
+from tiergnn.models.domains import checked
 from tiergnn.models.layers import GATConv, GATv2Conv, GCNConv, GINConv, Linear, SAGEConv, SGConv
 from tiergnn.models.stack import Stack, layer_widths
 
@@ -23,6 +24,7 @@ from tiergnn.models.stack import Stack, layer_widths
 class GCN(Stack):
     """GCNConv layers; as in the paper: 16 hidden channels, dropout 0.5 on inputs and hidden."""
 
+    @checked
     def __init__(
         self,
         in_channels: int,
@@ -60,6 +62,7 @@ class GCN(Stack):
 class SAGE(Stack):
     """SAGEConv layers; ``aggr`` is mean, max or sum."""
 
+    @checked
     def __init__(
         self,
         in_channels: int,
@@ -92,6 +95,7 @@ class SAGE(Stack):
 class GIN(Stack):
     """GINConv layers over a two-layer perceptron each, with BatchNorm inside as in the paper."""
 
+    @checked
     def __init__(
         self,
         in_channels: int,
@@ -141,6 +145,7 @@ class GAT(Stack):
 
     conv: type[GATConv] | type[GATv2Conv] = GATConv
 
+    @checked
     def __init__(
         self,
         in_channels: int,
@@ -199,6 +204,7 @@ class GATv2(GAT):
 class SGC(nn.Module):
     """One linear layer after K propagations (Wu et al., ICML 2019)."""
 
+    @checked
     def __init__(
         self, in_channels: int, out_channels: int, *, K: int = 2, dropout: float = 0.0
     ) -> None:
@@ -221,6 +227,7 @@ class APPNP(nn.Module):
     ``dropout`` drops inputs and hidden rows, ``edge_dropout`` edges at each of the K steps.
     """
 
+    @checked
     def __init__(
         self,
         in_channels: int,
@@ -261,8 +268,6 @@ MODELS: dict[str, type[nn.Module]] = {
     "sgc": SGC,
     "appnp": APPNP,
 }
-_SHARES = ("dropout", "input_dropout", "attention_dropout", "edge_dropout", "alpha")
-_DEEPEST = 512
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -277,19 +282,13 @@ def build(name: str, in_channels: int, out_channels: int, **options: Any) -> nn.
     """A ready model: ``build("gcn", 1433, 7, hidden_channels=64)``; see ``options_of``.
 
     The model's ``config`` holds these arguments, so that ``from_config`` builds it again. Raises
-    ConfigError for an unknown name or option, listing the known ones.
+    ConfigError for an unknown name or option, listing the known ones, and for a value out of its
+    domain.
     """
     known = options_of(name)
     for option in options:
         if option not in known:
             raise unknown(f"option of {name}", option, known)
-        if option in _SHARES and options[option] is not None and not 0 <= options[option] <= 1:
-            raise ConfigError(f"{option} must be a number in 0..1, had {options[option]!r}")
-        if option in ("num_layers", "K") and options[option] > _DEEPEST:
-            raise ConfigError(
-                f"{option} must be at most {_DEEPEST}, had {options[option]}",
-                hint="a module of your own may be deeper; each layer is traced, about 0.1 s",
-            )
     model = MODELS[name](in_channels, out_channels, **options)  # pyright: ignore[reportCallIssue]
     config = {"name": name, "in_channels": in_channels, "out_channels": out_channels}
     model.config = {**config, "options": options}  # pyright: ignore[reportArgumentType]
