@@ -18,12 +18,14 @@ _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNOR
 
 
 _WAY = "512MiB, 1.5GiB or 2GB"
+_LEAST_BARE = 4096
 
 
 def parse_bytes(text: str | int) -> int:
     """``"1.5GiB"`` -> 1610612736. A bare number is bytes; ``K M G`` alone are powers of 1024.
 
-    Raises ConfigError when the text is not a number of bytes that a machine can have.
+    Raises ConfigError when the text is not a number of bytes that a machine can have, or has no
+    unit and as bytes is less than any run takes: MiB or GiB were meant.
     """
     known = isinstance(text, str | Integral)  # a bool is no number in text
     match = _NUMBER.fullmatch(str(text)) if known else None
@@ -33,6 +35,11 @@ def parse_bytes(text: str | int) -> int:
     num_bytes = int(text) if whole else float(match[1]) * _BYTES[match[2].lower()]
     if num_bytes >= 2**63:
         raise ConfigError(f"{text!r} is more than 64 bits can count", hint=_WAY)
+    if not whole and not match[2] and 0 < num_bytes < _LEAST_BARE:
+        raise ConfigError(
+            f"{match[1]} bytes? No run fits in those; a number without a unit is bytes",
+            hint=f"{match[1]}MiB or {match[1]}GiB; {match[1]}B for bytes all the same",
+        )
     return int(num_bytes)
 
 

@@ -73,6 +73,8 @@ def test_more_memory_than_there_is(cli, tmp_path):
         (("--device-memory", "1e400GiB"), "64 bits"),
         (("--device-memory", "-5GiB"), "number of bytes"),
         (("--device-memory", "nan"), "number of bytes"),
+        (("--device-memory", 300), "300MiB"),
+        (("--host-memory", 300), "300MiB"),
     ],
     ids=str,
 )
@@ -88,6 +90,7 @@ def test_training(cli, graph, tmp_path, options, told):
     ("options", "told"),
     [
         (("--memory", "1e400GiB"), "64 bits"),
+        (("--memory", 512), "512MiB"),
         (("--feature-dtype", "float32"), "there are no features"),
         (("--feature-scale", 2), "there are no features"),
         (("--task", "class"), "there are no labels"),

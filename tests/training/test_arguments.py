@@ -80,6 +80,17 @@ def test_counts_of_numpy_are_bytes():
     assert parse_bytes(np.int64(5)) == 5
 
 
+def test_few_bytes_without_a_unit_are_asked_for_one(graph):
+    """300 was meant as MiB; who means bytes says so, or gives a number of Python's."""
+    for text in ("300", "1e3", " 4095 "):
+        with pytest.raises(ConfigError, match=f"{text.strip()} bytes") as refused:
+            parse_bytes(text)
+        assert f"{text.strip()}MiB or {text.strip()}GiB" in str(refused.value)
+    assert [parse_bytes(given) for given in ("300B", 300, "4096", "0")] == [300, 300, 4096, 0]
+    with pytest.raises(ConfigError, match="300 bytes"):
+        tg.plan(graph, "gcn", machine="cpu2", device_memory="300")
+
+
 def test_more_ranks_than_devices_names_machines_that_have_them(graph):
     with pytest.raises(PlanError, match="1000 ranks need as many devices") as refused:
         tg.plan(graph, "gcn", machine="a100x8-pcie", ranks=1000)

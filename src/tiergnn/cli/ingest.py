@@ -36,7 +36,8 @@ def ingest(
         str | None,
         _option(
             "--memory",
-            help="The most that the process takes: 512MiB, 4GiB. The rest goes through the disk.",
+            help="The most that the process takes: 512MiB, 4GiB; without a unit it is bytes. The "
+            "rest goes through the disk.",
             panel=_FILES,
             default="1GiB",
         ),

@@ -227,11 +227,19 @@ Device = Annotated[
 ]
 DeviceMemory = Annotated[
     str | None,
-    _machine("--device-memory", help="The most to take on the device: 8GiB.", default="all"),
+    _machine(
+        "--device-memory",
+        help="The most to take on the device: 8GiB, 512MiB; without a unit it is bytes.",
+        default="all",
+    ),
 ]
 HostMemory = Annotated[
     str | None,
-    _machine("--host-memory", help="The most to hold in host memory, when it does not fit: 32GiB."),
+    _machine(
+        "--host-memory",
+        help="The most to hold in host memory, when it does not fit: 32GiB, 512MiB; without a unit "
+        "it is bytes.",
+    ),
 ]
 Disk = Annotated[
     Path | None,

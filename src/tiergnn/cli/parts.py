@@ -40,7 +40,8 @@ def partition(
         bool, typer.Option("--overwrite", help="Replace a partition that is there.")
     ] = False,
     memory: Annotated[
-        str | None, typer.Option(help="What auto may take, as 8GiB; by default what is free.")
+        str | None,
+        typer.Option(help="What auto may take, as 8GiB (bytes without a unit); else what is free."),
     ] = None,
     threads: Annotated[
         int | None,
