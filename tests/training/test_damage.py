@@ -16,9 +16,10 @@ import pytest
 import tiergnn as tg
 from tests.contents import contents
 from tests.training.models import community
-from tiergnn import files
+from tiergnn import files, frozen
 from tiergnn.errors import ConfigError, StoreError
 from tiergnn.hardware.presets import resolve
+from tiergnn.planner.plan import Plan
 from tiergnn.report.record import RunRecord
 from tiergnn.training import aside
 from tiergnn.training import folder as folder_module
@@ -155,6 +156,30 @@ def test_a_plan_that_is_gone_or_another_is_not_passed_over(graph, run, planned, 
     tg.train(graph, GCN, epochs=1, out=run, overwrite=True, **QUIET)
     shutil.copy(planned / "plan.json", run)
     with pytest.raises(StoreError, match="made without a plan"):
+        tg.resume(run, epochs=6, **QUIET)
+
+
+def test_a_plan_of_before_a_field_was_added_is_the_plan(run):
+    """Neither its plan.json nor its checksum of the plan knows of the field."""
+    head = {"format": "tiergnn-plan", "version": 1}
+    plan = frozen.encode(Plan.load(run / "plan.json"))
+    stages = plan["workload"]["stages"]
+    for holder, field in (
+        (plan, "scratch"), (plan["knobs"], "pieces"), (plan["workload"], "label_bytes"),
+        *((stage, "by_degrees") for stage in stages if not stage["by_degrees"]),
+    ):  # fmt: skip
+        del holder[field]
+    folder, record = folder_module.RunFolder.open(run)
+    whole = record["plan"]
+    folder.rewrite(record | {"plan": zlib.crc32(json.dumps(plan).encode())})
+    assert folder_module.RunFolder.open(run)[1]["plan"] != whole
+    with pytest.raises(StoreError, match="is not the plan that the run was made by"):
+        tg.resume(run, epochs=6, **QUIET)
+    (run / "plan.json").write_text(json.dumps(head | plan, indent=1))
+    assert len(tg.resume(run, epochs=6, **QUIET).history) == 6
+    stages[0]["parameter_bytes"] += 4
+    (run / "plan.json").write_text(json.dumps(head | plan, indent=1))
+    with pytest.raises(StoreError, match="is not the plan that the run was made by"):
         tg.resume(run, epochs=6, **QUIET)
 
 

@@ -6,12 +6,14 @@ import logging
 import zlib
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from tiergnn import frozen
 from tiergnn.errors import ConfigError, StoreError
+from tiergnn.files import from_json
 from tiergnn.graph.csr import Graph
 from tiergnn.planner.plan import Plan
 from tiergnn.schedule.timeline import Timeline
@@ -58,17 +60,22 @@ def recorded_options(
     return Options.from_json(values, given)
 
 
-def plan_crc32(plan: Plan | None) -> int | None:
-    """Of a plan's values: the same before it is saved and after it is loaded."""
+def plan_crc32(plan: Plan | None, file: Path | None = None) -> int | None:
+    """Of a plan's values: the same before it is saved and after it is loaded; of those alone that
+    are in the ``file`` that it was loaded from: an older version had fewer fields."""
     if plan is None:
         return None
-    return zlib.crc32(frozen.dumps(frozen.loads(Plan, frozen.dumps(plan))))
+    plain = frozen.loads(Plan, frozen.dumps(plan))
+    if file is None:
+        return zlib.crc32(frozen.dumps(plain))
+    said = frozen.encode_as(plain, from_json(file.read_bytes()))
+    return zlib.crc32(frozen.dumps(said))
 
 
 def recorded_plan(folder: RunFolder, record: Mapping[str, Any]) -> Plan | None:
     """The plan that a run was made by, or None. Raises StoreError when it is gone or another."""
     plan = folder.read_plan()
-    if "plan" not in record or plan_crc32(plan) == record["plan"]:
+    if "plan" not in record or plan_crc32(plan, folder.plan) == record["plan"]:
         return plan
     if plan is None:
         problem = "the run was made by a plan, and its plan.json is gone"
