@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from tiergnn.graph.draws import GOLDEN, draw, stream_key, stream_key_of
+from tiergnn.graph.draws import draw, stream_key, stream_key_of
 from tiergnn.graph.level import Level, chunk_count
 
 _FIRST_LOOK = 8  # neighbours that are looked at while every node is a cluster of its own
@@ -119,13 +119,30 @@ def _look(turn, weight):
 
 
 @numba.njit(cache=True, nogil=True)
-def _slot(names, score, name):
+def _slot(names, score, mask, name):
     """Where ``name`` stands, or may stand, in an open-addressing table; a score of 0 is a gap."""
-    mask = names.size - 1
-    i = np.int64((np.uint64(name) * GOLDEN) >> np.uint64(32)) & mask
+    i = np.int64(name) & mask
     while score[i] and names[i] != name:
         i = (i + 1) & mask
     return i
+
+
+@numba.njit(cache=True, nogil=True)
+def _degree(v, i, whole, rowptr, reader_ptr):
+    degree = rowptr[v + 1] - rowptr[v]
+    if reader_ptr.size > 1:
+        row = v if whole else i
+        degree += reader_ptr[row + 1] - reader_ptr[row]
+    return degree
+
+
+@numba.njit(cache=True, nogil=True)
+def _room(degree):
+    """Places of a table for the clusters of so many neighbours, a power of two."""
+    room = 16
+    while room < min(2 * degree, 4 * _MOST_NEIGHBOURS):
+        room *= 2
+    return room
 
 
 @numba.njit(cache=True, nogil=True)
@@ -134,16 +151,12 @@ def _choose(
     look, key, target,
 ):  # fmt: skip
     """The best cluster with room of nodes first..last of a chunk; equal ones by a draw."""
-    room, whole = 64, reader_ptr.size == rowptr.size
+    whole, most_met = reader_ptr.size == rowptr.size, 0
     for i in range(first, last):
-        v = chunk + (np.int64(i) << shift)
-        degree = rowptr[v + 1] - rowptr[v]
-        if reader_ptr.size > 1:
-            row = v if whole else i
-            degree += reader_ptr[row + 1] - reader_ptr[row]
-        while room < min(2 * degree, 4 * _MOST_NEIGHBOURS):
-            room *= 2
-    names = np.empty(room, np.int32)
+        most_met = max(
+            most_met, _degree(chunk + (np.int64(i) << shift), i, whole, rowptr, reader_ptr)
+        )
+    names = np.empty(_room(most_met), np.int32)
     score = np.zeros(names.size, np.int64)
     slots = np.empty(names.size, np.int32)
     for i in range(first, last):
@@ -153,12 +166,13 @@ def _choose(
             target[i] = own
             continue
         met = 0
+        mask = _room(_degree(v, i, whole, rowptr, reader_ptr)) - 1  # few lines of a large table
         start, end = rowptr[v], rowptr[v + 1]
         stride = 1 + (end - start) // look
         for e in range(start, end, stride):
             u = col[e]
             if u != v:
-                s = _slot(names, score, label[u])
+                s = _slot(names, score, mask, label[u])
                 if score[s] == 0:
                     names[s], slots[met] = label[u], s
                     met += 1
@@ -170,7 +184,7 @@ def _choose(
             for e in range(start, end, stride):
                 u = reader[e]
                 if u != v:
-                    s = _slot(names, score, label[u])
+                    s = _slot(names, score, mask, label[u])
                     if score[s] == 0:
                         names[s], slots[met] = label[u], s
                         met += 1

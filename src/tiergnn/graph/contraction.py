@@ -71,6 +71,7 @@ def _coarse(
         two_way=True,
         shift=3,
         num_threads=level.num_threads,
+        keep=level.keep,
     )
 
 

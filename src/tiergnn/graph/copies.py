@@ -45,7 +45,7 @@ def spare_copies(shares: Shares, rounds: int, tell: Callable[[], None]) -> None:
     words = -(-shares.num_parts // _PARTS_A_WORD)
     bits = np.zeros((num_nodes, 2 * words), np.uint32)  # W for one reader or more, W for several
     if level.is_small:
-        _spare(rounds, level.shift, level.rowptr, level.col, *state, bits)
+        _spare(rounds, level.shift, level.two_way, level.rowptr, level.col, *state, bits)
         tell()
         return
     for _ in range(rounds):
@@ -55,7 +55,7 @@ def spare_copies(shares: Shares, rounds: int, tell: Callable[[], None]) -> None:
         spared = 0
         for chunk, count in level.chunks():
             target, gain = np.empty(count, np.int32), np.empty(count, np.int32)
-            given = (chunk, level.shift, level.rowptr, level.col, *state, bits)
+            given = (chunk, level.shift, level.two_way, level.rowptr, level.col, *state, bits)
             level.spread(partial(_choose_all, given, target, gain), count)
             spared += _enter(_by_gain(target, gain), *given)
             tell()
@@ -64,22 +64,25 @@ def spare_copies(shares: Shares, rounds: int, tell: Callable[[], None]) -> None:
 
 
 @numba.njit(cache=True, nogil=True)
-def _spare(turns, shift, rowptr, col, load, part_of, part_load, bounds, bits):
+def _spare(turns, shift, two_way, rowptr, col, load, part_of, part_load, bounds, bits):
     """``spare_copies`` by one thread."""
     num_nodes = part_of.size
     most = (num_nodes >> shift) + 1
     target, gain = np.empty(most, np.int32), np.empty(most, np.int32)
     for _ in range(turns):
-        _mark_all(rowptr, col, part_of, bits)
+        if two_way:
+            _mark(0, num_nodes, 0, 0, rowptr, col, part_of, bits)
+        else:
+            _mark_all(rowptr, col, part_of, bits)
         spared = 0
         for chunk in range(min(1 << shift, num_nodes)):
             count = chunk_count(num_nodes, chunk, shift)
             _choose(
-                0, count, target, gain, chunk, shift, rowptr, col, load, part_of, part_load,
-                bounds, bits,
+                0, count, target, gain, chunk, shift, two_way, rowptr, col, load, part_of,
+                part_load, bounds, bits,
             )  # fmt: skip
             spared += _enter(
-                _by_gain(target[:count], gain), chunk, shift, rowptr, col, load, part_of,
+                _by_gain(target[:count], gain), chunk, shift, two_way, rowptr, col, load, part_of,
                 part_load, bounds, bits,
             )  # fmt: skip
         if spared * _WORTH < num_nodes:
@@ -252,13 +255,16 @@ def _best(v, rowptr, col, load, part_of, part_load, bounds, bits, planes):
 
 @numba.njit(cache=True, nogil=True)
 def _choose(
-    first, last, target, gain, chunk, shift, rowptr, col, load, part_of, part_load, bounds, bits
+    first, last, target, gain, chunk, shift, two_way, rowptr, col, load, part_of, part_load, bounds,
+    bits,
 ):  # fmt: skip
     planes = np.empty((_MOST_PLANES, bits.shape[1] // 2), np.uint32)
     for i in range(first, last):
         v = chunk + (np.int64(i) << shift)
         target[i], gain[i] = -1, 0
-        if _may_spare(v, rowptr, col, part_of, bits):
+        # Whoever is read by its own part alone reads that part alone, where edges go both ways.
+        inside = two_way and not _read_elsewhere(bits, v, part_of[v])
+        if not inside and _may_spare(v, rowptr, col, part_of, bits):
             target[i], gain[i] = _best(
                 v, rowptr, col, load, part_of, part_load, bounds, bits, planes
             )
@@ -266,7 +272,7 @@ def _choose(
 
 @numba.njit(cache=True, nogil=True)
 def _enter(
-    movers, chunk, shift, rowptr, col, load, part_of, part_load, bounds, bits
+    movers, chunk, shift, two_way, rowptr, col, load, part_of, part_load, bounds, bits
 ):  # fmt: skip
     """Make the moves that still spare copies, in order; returns how many are spared.
 

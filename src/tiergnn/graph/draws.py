@@ -11,7 +11,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _ROUNDS = 3
@@ -28,7 +28,7 @@ def mix(word):
 @numba.njit(cache=True, nogil=True, inline="always")
 def draw(key, counter):
     """The uint64 number ``counter`` of the stream ``key``."""
-    return mix(key + (counter + np.uint64(1)) * GOLDEN)
+    return mix(key + (counter + np.uint64(1)) * _GOLDEN)
 
 
 def stream_key(seed: int, stream: int) -> np.uint64:
@@ -39,7 +39,7 @@ def stream_key(seed: int, stream: int) -> np.uint64:
 @numba.njit(cache=True, nogil=True)
 def stream_key_of(seed, stream):
     """``stream_key`` of two uint64, for compiled callers."""
-    return mix(mix(seed + GOLDEN) ^ mix(stream * _MIX1 + _MIX2))
+    return mix(mix(seed + _GOLDEN) ^ mix(stream * _MIX1 + _MIX2))
 
 
 @numba.njit(cache=True, nogil=True)

@@ -52,7 +52,7 @@ class Level:
     each). Nodes are decided in 2**shift chunks, one after the other: v = chunk,
     chunk + 2**shift, ... ``two_way``: whoever is read reads as often, so that ``col`` lists
     readers too; if not, those of one chunk at a time are listed, or all once where ``keep`` says
-    so.
+    so, and other numbers a node may be held.
     """
 
     rowptr: np.ndarray

@@ -54,11 +54,18 @@ def refine(shares: Shares, rounds: int, seed: int, tell: Callable[[], None]) -> 
         _refine(rounds, key, level.shift, *edges, *state)
         tell()
         return
-    stale = np.ones(0, np.bool_)
+    # Where there is memory, only nodes whose neighbours have moved are looked at again.
+    stale = np.ones(level.num_nodes if level.keep else 0, np.bool_)
+    chosen: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for _ in range(rounds):
-        moved = 0
+        num_moved = 0
         for chunk, count in level.chunks():
-            target, gain = np.empty(count, np.int32), np.empty(count, np.int64)
+            target, gain = chosen.get(chunk) or (
+                np.empty(count, np.int32),
+                np.empty(count, np.int64),
+            )
+            if level.keep:
+                chosen[chunk] = target, gain
             edges = (level.rowptr, level.col, level.weight, *level.readers(chunk, count))
             given = (chunk, level.shift, *edges, shares.part_of, shares.num_parts)
             level.spread(
@@ -66,9 +73,12 @@ def refine(shares: Shares, rounds: int, seed: int, tell: Callable[[], None]) -> 
                 count,
             )
             movers = _worth_trying(target, gain, chunk, level.shift, *state)
-            moved += _enter(movers, chunk, level.shift, target, gain, *state).size
+            moved = _enter(movers, chunk, level.shift, target, gain, *state)
+            if level.keep:
+                _wake(moved, chunk, level.shift, *edges[:2], *edges[3:], stale)
+            num_moved += moved.size
             tell()
-        if moved * _FEW_MOVES < level.num_nodes:
+        if num_moved * _FEW_MOVES < level.num_nodes:
             break
 
 
@@ -76,7 +86,7 @@ def refine(shares: Shares, rounds: int, seed: int, tell: Callable[[], None]) -> 
 def _refine(
     rounds, key, shift, rowptr, col, weight, reader_ptr, reader, load, part_of, part_load, bounds
 ):  # fmt: skip
-    """``refine`` by one thread, which looks again only at nodes whose neighbours have moved."""
+    """``refine`` by one thread."""
     num_nodes, num_chunks = part_of.size, min(1 << shift, part_of.size)
     most = chunk_count(num_nodes, 0, shift)
     target, gain = np.empty((num_chunks, most), np.int32), np.empty((num_chunks, most), np.int64)

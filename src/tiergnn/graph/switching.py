@@ -102,23 +102,19 @@ def switching(
     rounds = 4 if hasty else 8
     tell = _Steps(progress, "refine", rounds * finest.num_steps)
     refine(shares, rounds, _derived(seed, _REFINING), tell)
-    fits = copy_bytes(graph.num_nodes, num_parts) <= budget // 2
-    # Of a graph that is large beside the budget a second round spares little for its time.
-    turns = 1 if hasty else 3
-    tell = _Steps(progress, "copies", 2 * turns * finest.num_steps)
-    if fits:
-        spare_copies(shares, turns, tell)
     held = _unmet(shares.load, bounds, criteria, graph, budget)
-    if not held:
-        return shares.part_of
-    # Where a graph is directed this sees who is read, not who reads: it only breaks ties.
-    view = View(xadj=graph.rowptr, adjncy=graph.col, eweight=np.empty(0, np.int64))
-    part_of = rebalance(shares.part_of, num_parts, held, view)
-    if fits:
+    if held:
+        # Where a graph is directed this sees who is read, not who reads: it only breaks ties.
+        view = View(xadj=graph.rowptr, adjncy=graph.col, eweight=np.empty(0, np.int64))
+        part_of = rebalance(shares.part_of, num_parts, held, view)
         shares = Shares.of(finest, part_of, num_parts, bounds)
-        if (shares.load <= bounds[:, 1:]).all():
-            spare_copies(shares, turns, tell)
-    return part_of
+    fits = copy_bytes(graph.num_nodes, num_parts) <= budget // 2
+    if fits:
+        # Of a graph that is large beside the budget a second round spares little for its time.
+        turns = 1 if hasty else 3
+        tell = _Steps(progress, "copies", 2 * turns * finest.num_steps)
+        spare_copies(replace(shares, bounds=bounds), turns, tell)
+    return shares.part_of
 
 
 def _unmet(
