@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.runtime.staging import Pair, random_graph
+from tiergnn.kernels import memory as allocator
 from tiergnn.planner.strategies.knobs import Knobs
 from tiergnn.runtime.host_memory import HostMemory
 
@@ -38,3 +39,13 @@ def test_steps_and_evaluations_take_turns_in_it(monkeypatch):
     pair.staged.close()
     assert len(taken) == 5
     assert len(set(taken)) <= 2  # an evaluation may need more than a step
+
+
+def test_the_allocator_keeps_what_slices_and_blocks_give_back_and_large_tensors_go(monkeypatch):
+    told = []
+    monkeypatch.setattr(allocator, "_tell_glibc", lambda *calls: told.append(calls))
+    allocator.keep_small()
+    allocator.no_large()
+    want, told[:] = list(told), []
+    Pair.make("gcn", random_graph(40, 150, 0), "sliced", Knobs(parts=3, slices=2)).staged.close()
+    assert told[:2] == want  # what comes then is the resident run's

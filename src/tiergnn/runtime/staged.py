@@ -106,6 +106,8 @@ class Staged:
             plan,
             graph,
         )
+        if self.device.type == "cpu":
+            memory.keep_small()  # of slices and blocks, for those that come after them
         memory.no_large()  # that an earlier run kept: here what is held counts
         self.before_bytes = held_before(self.device)
         self.model = model.to(self.device, dtype)
