@@ -1,10 +1,10 @@
 """Block, METIS and switching on every real graph: edges cut, rows read, balance, time and memory.
 
 Each partition is made after a warm-up, halo counts included; of generated graphs (--rmat, --sbm)
-in a process of its own, of real ones three times, of which the middle time counts. CPU seconds are of all threads, so that what else the machine does shows
-little; METIS has one thread, switching all. Memory is what the process held at its peak above what
-it held before (Linux's VmHWM, reset before each), so what small graphs take from memory already
-held shows as 0.
+in a process of its own, of real ones three times, of which the middle time counts. CPU seconds are
+of all threads, so that what else the machine does shows little; METIS has one thread, switching
+all. Memory is what the process held at its peak above what it held before (Linux's VmHWM, reset
+before each), so what small graphs take from memory already held shows as 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from provenance import DATA, RESULTS, provenance, sentence
 from tiergnn.graph.csr import Graph, from_edges
 from tiergnn.graph.generate import rmat, sbm
-from tiergnn.graph.partition import METHODS, partition
+from tiergnn.graph.partition import METHODS, Partition, partition
 
 BALANCES = {"nodes": ("nodes",), "nodes, edges, train": ("nodes", "edges", "train")}
 
@@ -43,16 +43,8 @@ def measure(
     graph: Graph, num_parts: int, method: str, balance: tuple[str, ...], times: int = 1
 ) -> dict[str, Any]:
     """One row of the table: the middle of so many times, the largest peak."""
-    cpu, wall, peak_bytes = [], [], 0
-    for _ in range(times):
-        gc.collect()
-        before = _reset_peak()
-        cpu_start, start = time.process_time(), time.perf_counter()
-        parts = partition(graph, num_parts, method, balance=balance)
-        num_halo = int(parts.num_halo.sum())
-        cpu.append(time.process_time() - cpu_start)
-        wall.append(time.perf_counter() - start)
-        peak_bytes = max(peak_bytes, _status("VmHWM") - before)
+    runs = [_run(graph, num_parts, method, balance) for _ in range(times)]
+    parts, num_halo = runs[0][:2]
     return {
         "method": method,
         "num_parts": num_parts,
@@ -62,11 +54,24 @@ def measure(
         "num_halo": num_halo,
         "imbalance": {name: parts.imbalance(name) for name in ("nodes", "edges", "train")},
         "missed": [found.name for found in parts.balances() if found.holds is False],
-        "cpu_s": sorted(cpu)[times // 2],
-        "wall_s": sorted(wall)[times // 2],
-        "peak_bytes": peak_bytes,
+        "cpu_s": sorted(run[2] for run in runs)[times // 2],
+        "wall_s": sorted(run[3] for run in runs)[times // 2],
+        "peak_bytes": max(run[4] for run in runs),
         "graph_bytes": graph.topology_bytes,
     }
+
+
+def _run(
+    graph: Graph, num_parts: int, method: str, balance: tuple[str, ...]
+) -> tuple[Partition, int, float, float, int]:
+    """A partition, its halo rows, CPU seconds, seconds, and bytes at its peak beside the rest."""
+    gc.collect()
+    before = _reset_peak()
+    start, wall = time.process_time(), time.perf_counter()
+    parts = partition(graph, num_parts, method, balance=balance)
+    num_halo = int(parts.num_halo.sum())
+    cpu_s, wall_s = time.process_time() - start, time.perf_counter() - wall
+    return parts, num_halo, cpu_s, wall_s, max(0, _status("VmHWM") - before)
 
 
 def warm_up(methods: list[str]) -> None:
