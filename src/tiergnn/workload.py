@@ -296,6 +296,8 @@ class Workload:
     by_column: bool = True  # whether these are made column by column, from those of x
     buffer_bytes: int = 0  # of the model's buffers, and of single numbers between steps
     label_bytes: int = 0  # of a node's label and its id, on a device that is not the host
+    # Of a file: the model where rows that the graph and its features decide are inputs.
+    prepared_form: Workload | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError where names or order contradict each other."""
@@ -320,6 +322,12 @@ class Workload:
                     raise unknown(f"rows ({field})", what, names)
         if self.output not in made:
             raise unknown("output", self.output, made)
+        form = self.prepared_form
+        if form is not None and (not form.prepared or form.prepared_form is not None):
+            raise ConfigError(
+                "prepared_form: wanted a workload with inputs that are prepared, and no other such "
+                f"form, had the inputs {', '.join(form.inputs)}"
+            )
         self._check_stages()
 
     def _check_stages(self) -> None:

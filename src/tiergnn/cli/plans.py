@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Html = Annotated[
     Path | None, typer.Option("--html", help="Write a page with timeline, memory and frontier.")
 ]
-_BESIDE_WORKLOAD = ("split", "device")  # options that a workload does not settle
+_BESIDE_WORKLOAD = ("split", "device", "prepare")  # options that a workload does not settle
 _HEAD = ("strategy", "knobs", "seconds", "busiest", "device", "host", "disk")
 
 
@@ -54,7 +55,8 @@ def plan(
     edge_dim: opt.EdgeDim = None,
     device_memory: opt.DeviceMemory = None,
     host_memory: Annotated[
-        str | None, typer.Option(help="The most to hold in host memory: 32GiB.")
+        str | None,
+        typer.Option(help="The most to hold in host memory: 32GiB; without a unit it is bytes."),
     ] = None,
     disk: Annotated[
         Path | None, typer.Option(help="A folder whose disk may hold what memory cannot.")
@@ -160,7 +162,8 @@ def plan(
         thorough=frontier,
     )
     if save_workload is not None:
-        asked.workload.save(made_for(save_workload))
+        saved = replace(asked.workload, prepared_form=asked.prepared)
+        saved.save(made_for(save_workload))
     trials = asked.trials(strategy or ())
     found = best(trials, has_disk=asked.machine.disk is not None)
     if out is not None:

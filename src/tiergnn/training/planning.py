@@ -200,10 +200,11 @@ def _workload(
     graph: Graph | GraphShape, model: Any, options: Options
 ) -> tuple[Workload, Workload | None]:
     """The workload of a model, and that where rows are prepared, if there are any."""
-    if isinstance(model, Workload):
-        return model, None
     if isinstance(model, str | Path) and Path(model).suffix == ".json":
-        return Workload.load(model), None
+        model = Workload.load(model)
+    if isinstance(model, Workload):
+        prepared = None if options.prepare is False else model.prepared_form
+        return replace(model, prepared_form=None), prepared
     if isinstance(graph, Graph):
         from tiergnn.training.assemble import build, model_spec
         from tiergnn.training.metering import prepares, workload_of
