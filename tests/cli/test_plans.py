@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -225,6 +226,17 @@ def test_a_run_by_a_plan_shows_predicted_beside_measured(cli, graph, tmp_path):
     page = (tmp_path / "run.html").read_text()
     assert "compute, predicted" in page
     assert "compute, measured" in page
+    told = cli("report", run, "--json").json
+    assert told["peak_of"] == {"host": "process"}
+    ratio = told["seconds_per_epoch"] / told["predicted"]["seconds_per_epoch"]
+    assert told["measured_over_predicted"] == pytest.approx(ratio)
+    text = cli("report", run).out
+    for words in ("peak, host: the process, its code included", "predicted peak, device: tensors"):
+        assert words in text
+        assert words in page
+    assert re.search(rf"measured over predicted +{ratio:.2f}", text)
+    bare = cli("report", tmp_path / "plain", "--json").json
+    assert (bare["predicted"], bare["measured_over_predicted"]) == (None, None)
 
 
 def test_a_plan_of_something_else_is_refused(cli, graph, tmp_path):
@@ -259,6 +271,9 @@ def test_budgets_of_a_run_make_its_plan(cli, graph, tmp_path, monkeypatch):
     assert done.code == 0, done.err
     assert done.json["losses"] == pytest.approx(want, rel=1e-5)
     assert done.json["predicted"]["strategy"] in ("grinnder", "hongtu")
+    counted = cli("report", run, "--json").json["peak_of"]
+    assert counted == dict.fromkeys(done.json["peak_bytes"], "tensors")
+    assert "peak, host: tensors" in cli("report", run).out
     assert done.json["peak_bytes"]["device"] <= 3 * 2**20
     told = cli("resume", run, "--epochs", 4, "--quiet").out
     assert "predicted:" in told

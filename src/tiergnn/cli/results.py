@@ -117,6 +117,11 @@ def report(
         "metrics": record.metrics,
         "seconds_per_epoch": record.seconds_per_epoch,
         "peak_bytes": record.peak_bytes,
+        "peak_of": record.peak_of,
+        "predicted": None
+        if record.plan is None
+        else {"seconds_per_epoch": record.plan.seconds, "peak_bytes": record.plan.peak_bytes},
+        "measured_over_predicted": record.measured_over_predicted,
         "losses": [one["loss"] for one in record.history],
         "html": html,
     }

@@ -85,6 +85,21 @@ class RunRecord:
         return {} if self.result is None else self.result["peak_bytes"]
 
     @property
+    def peak_of(self) -> dict[str, str]:
+        """Tier -> what was measured there: "process" (its code included), or "tensors" alone."""
+        staged = self.plan is not None and self.plan.strategy != "resident"
+        return {
+            tier: "process" if tier == "host" and not staged else "tensors"
+            for tier in self.peak_bytes
+        }
+
+    @property
+    def measured_over_predicted(self) -> float | None:
+        """Seconds of an epoch over those of the plan; None without either."""
+        measured, predicted = self.seconds_per_epoch, self.plan and self.plan.seconds
+        return measured / predicted if measured is not None and predicted else None
+
+    @property
     def status(self) -> str:
         asked = self.options["epochs"]
         if self.result is None or self.result["epochs"] != self.epochs:

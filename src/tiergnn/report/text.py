@@ -10,6 +10,7 @@ from tiergnn.report.record import RunRecord, splits_of
 from tiergnn.report.table import pairs, table
 from tiergnn.units import format_bytes, format_seconds
 
+_PEAK_OF = {"process": "the process, its code included", "tensors": "tensors"}
 Metrics = Mapping[str, Mapping[str, float | None]]
 
 
@@ -48,11 +49,14 @@ def cost_rows(record: RunRecord) -> list[tuple[str, str]]:
         evaluated = [r["eval_seconds"] for r in record.history if "eval_seconds" in r]
         if evaluated:
             rows.append(("evaluating", format_seconds(sorted(evaluated)[len(evaluated) // 2])))
-    rows += [(f"peak, {tier}", format_bytes(n)) for tier, n in record.peak_bytes.items()]
+    for tier, num_bytes in record.peak_bytes.items():
+        rows.append((f"peak, {tier}: {_PEAK_OF[record.peak_of[tier]]}", format_bytes(num_bytes)))
     if record.plan is not None:
         rows.append(("predicted, an epoch", format_seconds(record.plan.seconds)))
+        if record.measured_over_predicted is not None:
+            rows.append(("measured over predicted", f"{record.measured_over_predicted:.2f}"))
         planned = record.plan.peak_bytes.items()
-        rows += [(f"predicted peak, {tier}", format_bytes(n)) for tier, n in planned]
+        rows += [(f"predicted peak, {tier}: tensors", format_bytes(n)) for tier, n in planned]
     return rows
 
 
