@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -89,12 +91,20 @@ class Stop:
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Stop())
-runpy.run_module("tiergnn", run_name="__main__")
 """
+_MODULE = 'runpy.run_module("tiergnn", run_name="__main__")'
 
 
-def test_ctrl_c_while_it_starts_is_no_traceback():
+def _script() -> str:
+    """What an installer writes of the entry point."""
+    told = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    module, _, name = told["project"]["scripts"]["tiergnn"].partition(":")
+    return f"from {module} import {name}\nsys.exit({name}())"
+
+
+@pytest.mark.parametrize("start", [_MODULE, _script()], ids=["module", "script"])
+def test_ctrl_c_while_it_starts_is_no_traceback(start):
     done = subprocess.run(
-        [sys.executable, "-c", _STOPPED_EARLY], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _STOPPED_EARLY + start], capture_output=True, text=True, check=False
     )
     assert (done.stderr, done.returncode) == ("stopped\n", 130)

@@ -70,7 +70,7 @@ def _root(
 
 
 def main() -> None:
-    """The console script."""
+    """The command, from its arguments to its exit code."""
     # Read by OpenMP when torch loads: beside other work on the same cores, threads that spin while
     # they wait make training ten times slower; sleeping costs some microseconds a call.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
