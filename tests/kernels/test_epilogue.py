@@ -54,7 +54,7 @@ def assert_alike(got, want, rel):
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_values_and_gradients(name, case):
-    for num_rows, width in ((29, 37), (3, 1), (70, 130), (5, 3), (9, 63)):
+    for num_rows, width in ((29, 37), (3, 1), (70, 130), (5, 3), (9, 63), (4, 64), (6, 128)):
         assert_alike(*both(case, num_rows, width, name), 1e-14)
         assert_alike(*both(case, num_rows, width, name, torch.float32), 2e-6)
 

@@ -77,6 +77,18 @@ def tiles(dtype: torch.dtype, num_columns: int) -> list[tuple[Tile, int, int]]:
     return out
 
 
+def whole_tiles(
+    dtype: torch.dtype, num_columns: int, lanes: int
+) -> tuple[Tile, int, int, Tile, int]:
+    """How a row is cut that is passed from end to end: tile, how many of them, lanes of each; then
+    the tile of what is left of it, and its columns. One that is no wider is all left over."""
+    element = ELEMENTS[dtype]
+    times = num_columns // lanes if num_columns > lanes else 0
+    count = num_columns - times * lanes
+    width = max(_NARROWEST, 1 << max(0, count - 1).bit_length())
+    return Tile(element, lanes, False), times, lanes, Tile(element, width, count < width), count
+
+
 def operation(emitter: Callable[..., Any]) -> Any:
     """An intrinsic, of which type checkers know nothing: Numba supplies its first argument."""
     return intrinsic(emitter)

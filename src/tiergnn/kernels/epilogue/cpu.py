@@ -38,10 +38,12 @@ from tiergnn.kernels.lanes import (
 from tiergnn.kernels.memory import new_rows
 from tiergnn.kernels.rows import Columns, dense, njit
 from tiergnn.kernels.threads import spread
-from tiergnn.kernels.tile import tiles
+from tiergnn.kernels.tile import tiles, whole_tiles
 
 RELU, LEAKY_RELU, ELU = (ACTS.index(name) for name in ("relu", "leaky_relu", "elu"))
 _SHARES = 64  # of the rows, whose sums are kept apart
+# Of a wide row, which is passed from end to end; with more, words of dropout leave it no registers.
+_LANES = 64
 
 
 @njit(inline="always")
@@ -63,27 +65,76 @@ def _before_gain(tile, count, row, rows, numbers, columns):
     return value
 
 
+@njit(inline="always")
+def _write(tile, count, quad, row, rows, numbers, columns, gid, options):
+    """A piece of a row, whose words of dropout begin with those of ``quad``."""
+    value = _before_gain(tile, count, row, rows, numbers, columns)
+    if columns.gain != 0:
+        value = multiply(value, load_as_is(tile, columns.gain, count))
+    if columns.bias != 0:
+        value = add(value, load_as_is(tile, columns.bias, count))
+    if options.act == RELU:
+        value = larger(zeros(tile), value)
+    elif options.act == LEAKY_RELU:
+        value = where_above(value, value, scale(value, options.slope))
+    elif options.act == ELU:
+        value = where_above(value, value, scale(expm1_below(value), options.slope))
+    if options.threshold != 0:
+        row_id = row if gid is None else gid[row]
+        words = draw(tile, row_id, quad, options.key, options.site)
+        value = where_kept(words, options.threshold, scale(value, options.factor))
+    value = scale(value, _at(numbers.post, row))
+    store(tile, rows.out + rows.out_stride * row, count, value)
+
+
 @njit
-def _epilogue_kernel(first, last, tile, count, quad, rows, numbers, columns, gid, options):
-    """Rows first..last-1 of one piece of the columns."""
+def _narrow_kernel(first, last, tile, count, rows, numbers, columns, gid, options):
+    """Rows first..last-1 of one tile."""
     for row in range(first, last):
-        value = _before_gain(tile, count, row, rows, numbers, columns)
-        if columns.gain != 0:
-            value = multiply(value, load_as_is(tile, columns.gain, count))
-        if columns.bias != 0:
-            value = add(value, load_as_is(tile, columns.bias, count))
-        if options.act == RELU:
-            value = larger(zeros(tile), value)
-        elif options.act == LEAKY_RELU:
-            value = where_above(value, value, scale(value, options.slope))
-        elif options.act == ELU:
-            value = where_above(value, value, scale(expm1_below(value), options.slope))
-        if options.threshold != 0:
-            row_id = row if gid is None else gid[row]
-            words = draw(tile, row_id, quad, options.key, options.site)
-            value = where_kept(words, options.threshold, scale(value, options.factor))
-        value = scale(value, _at(numbers.post, row))
-        store(tile, rows.out + rows.out_stride * row, count, value)
+        _write(tile, count, 0, row, rows, numbers, columns, gid, options)
+
+
+@njit
+def _wide_kernel(
+    first, last, tile, times, width, tail, count, rows, numbers, columns, gid, options
+):
+    """Rows first..last-1: ``times`` whole tiles of ``width`` columns, then those of the tail."""
+    for row in range(first, last):
+        for piece in range(times):
+            at = piece * width
+            _write(
+                tile, width, at // 4, row, _rows_from(rows, at * options.stored_bytes), numbers,
+                _columns_from(columns, at * options.wide_bytes), gid, options,
+            )  # fmt: skip
+        if count > 0:
+            at = times * width
+            _write(
+                tail, count, at // 4, row, _rows_from(rows, at * options.stored_bytes), numbers,
+                _columns_from(columns, at * options.wide_bytes), gid, options,
+            )  # fmt: skip
+
+
+@njit(inline="always")
+def _from(address, num_bytes):
+    """The address so many bytes on; 0 stays none."""
+    return address + num_bytes if address != 0 else address
+
+
+@njit(inline="always")
+def _rows_from(rows, num_bytes):
+    return _Rows(
+        rows.x + num_bytes, rows.x_stride, _from(rows.other, num_bytes), rows.other_stride,
+        rows.out + num_bytes, rows.out_stride,
+    )  # fmt: skip
+
+
+@njit(inline="always")
+def _columns_from(columns, num_bytes):
+    return _ByColumn(
+        _from(columns.shift, num_bytes),
+        _from(columns.gain, num_bytes),
+        _from(columns.bias, num_bytes),
+    )
 
 
 @njit(inline="always")
@@ -181,7 +232,7 @@ class _ByColumn(NamedTuple):
 
 
 class _Scalars(NamedTuple):
-    """``Options`` in the dtypes of compiled code."""
+    """``Options`` in the dtypes of compiled code; bytes of a number as stored, and as computed."""
 
     act: int
     slope: Any
@@ -189,6 +240,8 @@ class _Scalars(NamedTuple):
     factor: Any
     key: np.uint64
     site: int
+    stored_bytes: int
+    wide_bytes: int
 
 
 def epilogue(x_PD: Tensor, terms: Terms, options: Options) -> Tensor:
@@ -199,18 +252,16 @@ def epilogue(x_PD: Tensor, terms: Terms, options: Options) -> Tensor:
         return out
     numbers, scalars, gid = _given(x.dtype, terms, options)
     held = _held(terms)
-    pieces = [
-        (
-            tile, count, at // 4,
-            _Rows(*_piece(x, at), *_piece(other, at), *_piece(out, at)),
-            numbers, _by_column(held, at), gid, scalars,
-        )
-        for tile, at, count in tiles(x.dtype, x.shape[1])
-    ]  # fmt: skip
+    rows = _Rows(*_piece(x, 0), *_piece(other, 0), *_piece(out, 0))
+    given = rows, numbers, _by_column(held, 0), gid, scalars
+    cut = whole_tiles(x.dtype, x.shape[1], _LANES)
+    _, times, _, tail, count = cut
 
     def work(first: int, last: int) -> None:
-        for piece in pieces:
-            _epilogue_kernel(first, last, *piece)
+        if times:
+            _wide_kernel(first, last, *cut, *given)
+        else:
+            _narrow_kernel(first, last, tail, count, *given)
 
     spread(work, x.shape[0], 2 * out.nbytes)
     return out
@@ -294,6 +345,8 @@ def _given(
         factor=real(options.factor),
         key=np.uint64(0 if options.key is None else int(options.key) % 2**64),
         site=options.site,
+        stored_bytes=dtype.itemsize,
+        wide_bytes=np.dtype(real).itemsize,
     )
     gid = None if terms.gid is None else terms.gid.contiguous().numpy()
     return _Numbers(*numbers), scalars, gid
