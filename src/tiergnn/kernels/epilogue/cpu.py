@@ -1,4 +1,4 @@
-"""The epilogue on the CPU: one pass over rows, piece by piece, and one back.
+"""The epilogue on the CPU: one pass over rows, from end to end, and one back, tile by tile.
 
 Bytes: rows read (x, other) and written once; backward reads the gradient and the result and writes
 the gradients. Sums of columns are kept by _SHARES equal shares of the rows, whatever the number of
