@@ -14,7 +14,7 @@ from tiergnn.kernels import backend
 from tiergnn.kernels.moments import cpu, moments, moments_beside, moments_grad
 from tiergnn.models.moments import combine_moments
 
-WIDTHS = (1, 3, 37, 63, 256)
+WIDTHS = (1, 3, 37, 63, 130, 256)
 OPS = torch.ops.tiergnn
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 

@@ -21,9 +21,10 @@ from tiergnn.kernels.lanes import load, scale, store
 from tiergnn.kernels.memory import new_rows
 from tiergnn.kernels.rows import Columns, dense, njit
 from tiergnn.kernels.threads import spread
-from tiergnn.kernels.tile import I32, I64, LanesType, full_of, operation, splat, tiles
+from tiergnn.kernels.tile import I32, I64, LanesType, full_of, operation, splat, whole_tiles
 
 _NOTHING = 2**32  # the threshold that keeps nothing
+_LANES = 128  # of a row, which is passed from end to end
 
 
 @operation
@@ -87,15 +88,36 @@ def where_kept(typing_context, words, threshold, lanes):
     return lanes(words, types.int64, lanes), emit
 
 
+@njit(inline="always")
+def _write(tile, count, quad, row_id, x, out, threshold, factor, key, site):
+    """A piece of a row, whose words begin with those of ``quad``."""
+    words = draw(tile, row_id, quad, key, site)
+    value = scale(load(tile, x, count), factor)
+    store(tile, out, count, where_kept(words, threshold, value))
+
+
 @njit
 def _dropout_kernel(
-    first, last, tile, count, quad, x, x_stride, out, out_stride, gid, threshold, factor, key, site
-):
-    """Rows first..last-1 of one piece of the columns."""
+    first, last, tile, times, width, tail, count, size, x, x_stride, out, out_stride, gid,
+    threshold, factor, key, site,
+):  # fmt: skip
+    """Rows first..last-1, numbers of ``size`` bytes: ``times`` whole tiles of ``width`` columns,
+    then those of the tail."""
     for row in range(first, last):
-        words = draw(tile, row if gid is None else gid[row], quad, key, site)
-        value = scale(load(tile, x + x_stride * row, count), factor)
-        store(tile, out + out_stride * row, count, where_kept(words, threshold, value))
+        row_id = row if gid is None else gid[row]
+        from_x, to = x + x_stride * row, out + out_stride * row
+        for piece in range(times):
+            at = piece * width
+            _write(
+                tile, width, at // 4, row_id, from_x + at * size, to + at * size, threshold,
+                factor, key, site,
+            )  # fmt: skip
+        if count > 0:
+            at = times * width
+            _write(
+                tail, count, at // 4, row_id, from_x + at * size, to + at * size, threshold,
+                factor, key, site,
+            )  # fmt: skip
 
 
 def dropout(
@@ -116,14 +138,13 @@ def dropout(
     gid = None if gid_N is None else gid_N.contiguous().numpy()
     words = np.uint64(int(key) % 2**64)
     factor = np.float64(scale) if x.dtype == torch.float64 else np.float32(scale)
-    pieces = [
-        (tile, count, at // 4, *Columns.of(x, at), *Columns.of(out, at))
-        for tile, at, count in tiles(x.dtype, x.shape[1])
-    ]
+    given = (
+        *whole_tiles(x.dtype, x.shape[1], _LANES), x.element_size(), *Columns.of(x, 0),
+        *Columns.of(out, 0), gid, threshold, factor, words, site,
+    )  # fmt: skip
 
     def work(first: int, last: int) -> None:
-        for piece in pieces:
-            _dropout_kernel(first, last, *piece, gid, threshold, factor, words, site)
+        _dropout_kernel(first, last, *given)
 
     spread(work, x.shape[0], 2 * out.nbytes)
     return out

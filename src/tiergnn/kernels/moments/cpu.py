@@ -33,11 +33,22 @@ from tiergnn.kernels.lanes import (
 from tiergnn.kernels.memory import new_rows
 from tiergnn.kernels.rows import Columns, dense, njit
 from tiergnn.kernels.threads import spread
-from tiergnn.kernels.tile import BYTES, Tile, full_of, operation, pointer_to, splat, tiles, vector
+from tiergnn.kernels.tile import (
+    BYTES,
+    Tile,
+    full_of,
+    operation,
+    pointer_to,
+    splat,
+    tiles,
+    vector,
+    whole_tiles,
+)
 
 _SHARES = 64  # of the rows, whose moments are kept apart
 _CHUNK_BYTES = 16 * 2**10  # of a piece of rows, half of the first cache
 _MOST, _LEAST = 128, 16  # rows of a chunk
+_LANES = 64  # of a wide row in backward, which is passed from end to end
 
 
 @operation
@@ -100,17 +111,50 @@ def _moments_kernel(
             merge(tile, to, second, mean, once, twice, rows, frac, before * frac)
 
 
+@njit(inline="always")
+def _write_grad(tile, count, x, adds, more, out, mean, slope, level):
+    """A piece of a row, to which that at ``more`` is added if ``adds``."""
+    off = subtract(load(tile, x, count), load_as_is(tile, mean, count))
+    value = multiply_add(load_as_is(tile, level, count), off, load_as_is(tile, slope, count))
+    if adds:
+        value = add(value, load(tile, more, count))
+    store(tile, out, count, value)
+
+
 @njit
-def _moments_grad_kernel(
-    first, last, tile, count, x, x_stride, more, more_stride, out, out_stride, mean, slope, level
-):
-    """Rows first..last-1 of one piece of the columns; no ``more`` where its address is 0."""
+def _narrow_grad_kernel(first, last, tile, count, rows, columns):
+    """Rows first..last-1 of one tile."""
+    x, x_stride, more, more_stride, out, out_stride = rows
+    mean, slope, level = columns
+    adds = more != 0
     for row in range(first, last):
-        off = subtract(load(tile, x + x_stride * row, count), load_as_is(tile, mean, count))
-        value = multiply_add(load_as_is(tile, level, count), off, load_as_is(tile, slope, count))
-        if more != 0:
-            value = add(value, load(tile, more + more_stride * row, count))
-        store(tile, out + out_stride * row, count, value)
+        _write_grad(
+            tile, count, x + x_stride * row, adds, more + more_stride * row,
+            out + out_stride * row, mean, slope, level,
+        )  # fmt: skip
+
+
+@njit
+def _wide_grad_kernel(first, last, tile, times, width, tail, count, size, wide_size, rows, columns):
+    """Rows first..last-1: ``times`` whole tiles of ``width`` columns, then those of the tail;
+    bytes of a number as stored, and of one of a column."""
+    x, x_stride, more, more_stride, out, out_stride = rows
+    mean, slope, level = columns
+    adds = more != 0
+    for row in range(first, last):
+        from_x, to, also = x + x_stride * row, out + out_stride * row, more + more_stride * row
+        for piece in range(times):
+            at, of = piece * width * size, piece * width * wide_size
+            _write_grad(
+                tile, width, from_x + at, adds, also + at, to + at,
+                mean + of, slope + of, level + of,
+            )  # fmt: skip
+        if count > 0:
+            at, of = times * width * size, times * width * wide_size
+            _write_grad(
+                tail, count, from_x + at, adds, also + at, to + at,
+                mean + of, slope + of, level + of,
+            )  # fmt: skip
 
 
 def moments(x_PD: Tensor) -> Tensor:
@@ -162,17 +206,19 @@ def moments_grad(
     if not out.numel():
         return out
     by_column = values[1].contiguous(), 2 * grad[2], grad[1] / values[0].clamp(min=1)
-    pieces = [
-        (
-            tile, count, *Columns.of(x, at), *((0, 0) if more is None else Columns.of(more, at)),
-            *Columns.of(out, at), *(t.data_ptr() + at * t.element_size() for t in by_column),
-        )
-        for tile, at, count in tiles(x.dtype, x.shape[1])
-    ]  # fmt: skip
+    rows = (
+        *Columns.of(x, 0), *((0, 0) if more is None else Columns.of(more, 0)), *Columns.of(out, 0),
+    )  # fmt: skip
+    columns = tuple(t.data_ptr() for t in by_column)
+    cut = whole_tiles(x.dtype, x.shape[1], _LANES)
+    _, times, _, tail, count = cut
+    sizes = x.element_size(), by_column[0].element_size()
 
     def work(first: int, last: int) -> None:
-        for piece in pieces:
-            _moments_grad_kernel(first, last, *piece)
+        if times:
+            _wide_grad_kernel(first, last, *cut, *sizes, rows, columns)
+        else:
+            _narrow_grad_kernel(first, last, tail, count, rows, columns)
 
     spread(work, x.shape[0], 2 * out.nbytes)
     return out
