@@ -146,9 +146,8 @@ class Place:
 
     def ways(self, cell: Cell, what: str) -> list[str]:
         """What takes turns."""
-        if what == "speedup":
-            return [RESIDENT, PREPARED, ONE_RANK, "halo", "nfp"]
-        return list(dict.fromkeys(self.same(cell).values()))
+        different = list(dict.fromkeys(self.same(cell).values()))
+        return different if what == "choices" else [RESIDENT, PREPARED, ONE_RANK, *different]
 
     def raced(self, cell: Cell) -> dict[str, Any] | None:
         """What was measured of a cell, None where nothing was yet."""
