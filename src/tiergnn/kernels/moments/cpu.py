@@ -122,20 +122,9 @@ def _write_grad(tile, count, x, adds, more, out, mean, slope, level):
 
 
 @njit
-def _narrow_grad_kernel(first, last, tile, count, rows, columns):
-    """Rows first..last-1 of one tile."""
-    x, x_stride, more, more_stride, out, out_stride = rows
-    mean, slope, level = columns
-    adds = more != 0
-    for row in range(first, last):
-        _write_grad(
-            tile, count, x + x_stride * row, adds, more + more_stride * row,
-            out + out_stride * row, mean, slope, level,
-        )  # fmt: skip
-
-
-@njit
-def _wide_grad_kernel(first, last, tile, times, width, tail, count, size, wide_size, rows, columns):
+def _moments_grad_kernel(
+    first, last, tile, times, width, tail, count, size, wide_size, rows, columns
+):
     """Rows first..last-1: ``times`` whole tiles of ``width`` columns, then those of the tail;
     bytes of a number as stored, and of one of a column."""
     x, x_stride, more, more_stride, out, out_stride = rows
@@ -210,15 +199,13 @@ def moments_grad(
         *Columns.of(x, 0), *((0, 0) if more is None else Columns.of(more, 0)), *Columns.of(out, 0),
     )  # fmt: skip
     columns = tuple(t.data_ptr() for t in by_column)
-    cut = whole_tiles(x.dtype, x.shape[1], _LANES)
-    _, times, _, tail, count = cut
-    sizes = x.element_size(), by_column[0].element_size()
+    given = (
+        *whole_tiles(x.dtype, x.shape[1], _LANES), x.element_size(), by_column[0].element_size(),
+        rows, columns,
+    )  # fmt: skip
 
     def work(first: int, last: int) -> None:
-        if times:
-            _wide_grad_kernel(first, last, *cut, *sizes, rows, columns)
-        else:
-            _narrow_grad_kernel(first, last, tail, count, rows, columns)
+        _moments_grad_kernel(first, last, *given)
 
     spread(work, x.shape[0], 2 * out.nbytes)
     return out
